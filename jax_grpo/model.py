@@ -73,6 +73,23 @@ def causal_mask(attention_mask_BT: jax.Array) -> jax.Array:
     return causal_TT[None, None] & attention_mask_BT.astype(bool)[:, None, None, :]
 
 
+def _softmax_dtype(x: jax.Array):
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _joint_softmax(
+    prompt_scores: jax.Array, prompt_seen: jax.Array, own_scores: jax.Array, own_seen: jax.Array, head_dim: int
+) -> tuple[jax.Array, jax.Array]:
+    """Attention weights of one softmax over two sets of keys, the prompt's and the completion's own."""
+    lowest = jnp.finfo(prompt_scores.dtype).min
+    scores = jnp.concatenate(
+        [jnp.where(prompt_seen, prompt_scores, lowest), jnp.where(own_seen, own_scores, lowest)], axis=-1
+    )
+    weights = jax.nn.softmax(scores / math.sqrt(head_dim), axis=-1)
+    split = prompt_scores.shape[-1]
+    return weights[..., :split], weights[..., split:]
+
+
 def _normal(std: float):
     return nnx.initializers.normal(std)
 
@@ -112,6 +129,25 @@ class Attention(nnx.Module):
         out_BTND = jax.nn.dot_product_attention(q_BTND, k_BTND, v_BTND, mask=mask_B1TT)
         return self.project(out_BTND), KV(k_BTND, v_BTND)
 
+    def grouped(
+        self, x_PGCH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
+    ) -> jax.Array:
+        """All tokens of all completions at once: each sees its prompt's shared keys [P, T, N, D] and its own past."""
+        q, k, v = self.qkv(x_PGCH)
+        causal_CC = jnp.tril(jnp.ones((q.shape[2], q.shape[2]), bool))
+        own_PGCS = causal_CC & completion_mask_PGC.astype(bool)[:, :, None, :]
+        weights = _joint_softmax(
+            jnp.einsum("pgcnd,ptnd->pgnct", q, prompt.k, preferred_element_type=_softmax_dtype(q)),
+            prompt_mask_PT.astype(bool)[:, None, None, None, :],
+            jnp.einsum("pgcnd,pgsnd->pgncs", q, k, preferred_element_type=_softmax_dtype(q)),
+            own_PGCS[:, :, None],
+            self.head_dim,
+        )
+        on_prompt, on_own = (w.astype(q.dtype) for w in weights)
+        return self.project(
+            jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, prompt.v) + jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v)
+        )
+
     def decode(
         self,
         x_PGH: jax.Array,
@@ -126,22 +162,17 @@ class Attention(nnx.Module):
             jax.lax.dynamic_update_slice_in_dim(completion.k, k_PGND[:, :, None], step, axis=2),
             jax.lax.dynamic_update_slice_in_dim(completion.v, v_PGND[:, :, None], step, axis=2),
         )
-        dtype = jnp.promote_types(x_PGH.dtype, jnp.float32)
-        prompt_PGNT = jnp.einsum("pgnd,ptnd->pgnt", q_PGND, prompt.k, preferred_element_type=dtype)
-        own_PGNC = jnp.einsum("pgnd,pgcnd->pgnc", q_PGND, completion.k, preferred_element_type=dtype)
         seen_C = jnp.arange(completion.k.shape[2]) <= step
-        lowest = jnp.finfo(dtype).min
-        scores_PGNS = jnp.concatenate(
-            [
-                jnp.where(prompt_mask_PT.astype(bool)[:, None, None, :], prompt_PGNT, lowest),
-                jnp.where(seen_C, own_PGNC, lowest),
-            ],
-            axis=-1,
-        ) / math.sqrt(self.head_dim)
-        weights_PGNS = jax.nn.softmax(scores_PGNS, axis=-1).astype(x_PGH.dtype)
-        split = prompt.k.shape[1]
-        out_PGND = jnp.einsum("pgnt,ptnd->pgnd", weights_PGNS[..., :split], prompt.v) + jnp.einsum(
-            "pgnc,pgcnd->pgnd", weights_PGNS[..., split:], completion.v
+        weights = _joint_softmax(
+            jnp.einsum("pgnd,ptnd->pgnt", q_PGND, prompt.k, preferred_element_type=_softmax_dtype(x_PGH)),
+            prompt_mask_PT.astype(bool)[:, None, None, :],
+            jnp.einsum("pgnd,pgcnd->pgnc", q_PGND, completion.k, preferred_element_type=_softmax_dtype(x_PGH)),
+            seen_C,
+            self.head_dim,
+        )
+        on_prompt, on_own = (w.astype(x_PGH.dtype) for w in weights)
+        out_PGND = jnp.einsum("pgnt,ptnd->pgnd", on_prompt, prompt.v) + jnp.einsum(
+            "pgnc,pgcnd->pgnd", on_own, completion.v
         )
         return self.project(out_PGND), completion
 
@@ -180,6 +211,18 @@ class Block(nnx.Module):
         attended_BTH, kv = self.attn(self.ln_1(x_BTH), mask_B1TT)
         x_BTH = x_BTH + attended_BTH
         return x_BTH + self.mlp(self.ln_2(x_BTH)), kv
+
+    def grouped(
+        self,
+        x_PTH: jax.Array,
+        x_PGCH: jax.Array,
+        mask_P1TT: jax.Array,
+        prompt_mask_PT: jax.Array,
+        completion_mask_PGC: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        x_PTH, prompt = self(x_PTH, mask_P1TT)
+        x_PGCH = x_PGCH + self.attn.grouped(self.ln_1(x_PGCH), prompt, prompt_mask_PT, completion_mask_PGC)
+        return x_PTH, x_PGCH + self.mlp(self.ln_2(x_PGCH))
 
     def decode(
         self, x_PGH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, completion: KV, step: jax.Array
@@ -270,6 +313,31 @@ class GPT2(nnx.Module):
             x_BTH, kv = run(block, x_BTH, mask_B1TT)
             caches.append(kv)
         return self.ln_f(x_BTH), caches
+
+    def grouped(
+        self,
+        prompt_ids_PT: jax.Array,
+        prompt_mask_PT: jax.Array,
+        completion_ids_PGC: jax.Array,
+        completion_mask_PGC: jax.Array,
+    ) -> jax.Array:
+        """Hidden states [P, G, C, H] that predict each completion token; differentiable.
+
+        Equal to `__call__` on the G concatenations of each prompt with its completions, but a prompt is computed once
+        instead of G times. Prompts are left-padded (their last column is a real token), completions right-padded.
+        """
+        mask_P1TT = causal_mask(prompt_mask_PT)
+        x_PTH = self.wte(prompt_ids_PT) + self.wpe(position_ids(prompt_mask_PT))
+        # The last completion token predicts nothing, so C - 1 tokens are read.
+        read_PGC, read_mask_PGC = completion_ids_PGC[..., :-1], completion_mask_PGC[..., :-1]
+        length_P = jnp.sum(prompt_mask_PT.astype(jnp.int32), axis=-1)
+        position_PGC = length_P[:, None, None] + position_ids(read_mask_PGC)
+        x_PGCH = self.wte(read_PGC) + self.wpe(position_PGC)
+        run = nnx.remat(Block.grouped) if self.remat else Block.grouped
+        for block in self.h:
+            x_PTH, x_PGCH = run(block, x_PTH, x_PGCH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
+        last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))
+        return self.ln_f(jnp.concatenate([last_PGH[:, :, None], x_PGCH], axis=2))
 
     def decode(
         self,

@@ -1,0 +1,151 @@
+"""What an optimiser step trains on: token sequences in one of two layouts, with per-token and per-row arrays.
+
+`GroupedTokens` is what training uses: a prompt stands once for its G completions, and the head sees completion tokens only.
+`FlatTokens` is one row a completion, aligned to token positions: the layout of recorded batches. Both give the same loss
+and gradients. Knows nothing of objectives.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+
+@struct.dataclass
+class FlatTokens:
+    """`input_ids_BT` and `attention_mask_BT`; `x[:, t]` belongs to token t given what stands before it, t = 0 unused."""
+
+    input_ids_BT: jax.Array
+    attention_mask_BT: jax.Array
+
+    def predictions(self, model: Any) -> tuple[jax.Array, jax.Array]:
+        """Hidden states [B, T, H] aligned with the tokens they predict, and those tokens [B, T].
+
+        Position 0 has no predecessor; it reuses row 0's own hidden state and is masked everywhere.
+        """
+        hidden_BTH = model(self.input_ids_BT, self.attention_mask_BT)
+        return jnp.concatenate([hidden_BTH[:, :1], hidden_BTH[:, :-1]], axis=1), self.input_ids_BT
+
+
+@struct.dataclass
+class GroupedTokens:
+    """Left-padded prompts [P, T] and right-padded completions [P, G, C]."""
+
+    prompt_ids_PT: jax.Array
+    prompt_mask_PT: jax.Array
+    completion_ids_PGC: jax.Array
+    completion_mask_PGC: jax.Array
+
+    def predictions(self, model: Any) -> tuple[jax.Array, jax.Array]:
+        """Hidden states [P*G, C, H] that predict the completion tokens, and those tokens [P*G, C]."""
+        hidden_PGCH = model.grouped(
+            self.prompt_ids_PT, self.prompt_mask_PT, self.completion_ids_PGC, self.completion_mask_PGC
+        )
+        rows = (-1, self.completion_ids_PGC.shape[-1])
+        return hidden_PGCH.reshape(*rows, hidden_PGCH.shape[-1]), self.completion_ids_PGC.reshape(rows)
+
+    def flat(self) -> FlatTokens:
+        """The same sequences, one row a completion, prompt tokens repeated."""
+        group = self.completion_ids_PGC.shape[1]
+
+        def rows(prompt_PT, completion_PGC):
+            repeated_PGT = jnp.repeat(jnp.asarray(prompt_PT)[:, None], group, axis=1)
+            joined = jnp.concatenate([repeated_PGT, completion_PGC], axis=-1)
+            return joined.reshape(-1, joined.shape[-1])
+
+        return FlatTokens(
+            rows(self.prompt_ids_PT, self.completion_ids_PGC), rows(self.prompt_mask_PT, self.completion_mask_PGC)
+        )
+
+
+@struct.dataclass
+class Batch:
+    """One optimiser batch, or all of an iteration's completions. S is T (flat) or C (grouped).
+
+    Attributes:
+        tokens: the sequences.
+        mask_BS: 1 on completion tokens up to and including the stop, else 0.
+        advantages_B: one a completion.
+        stopped_B: False where the completion was cut at the cap.
+        old_logp_BS: log-probabilities under the policy that made the rollout; None means the current policy is that
+            policy (first and only optimiser step on the rollout), so that its own value, held constant, is used.
+        ref_logp_BS: under the frozen reference; None when beta is 0.
+        sampling_logp_BS: as sampled; None when not recorded.
+        entropy_BS: entropy of the old policy, for the top-entropy mask; None when unused.
+    """
+
+    tokens: FlatTokens | GroupedTokens
+    mask_BS: jax.Array
+    advantages_B: jax.Array
+    stopped_B: jax.Array
+    old_logp_BS: jax.Array | None = None
+    ref_logp_BS: jax.Array | None = None
+    sampling_logp_BS: jax.Array | None = None
+    entropy_BS: jax.Array | None = None
+
+
+class CannotCut(ValueError):
+    """The batch does not divide into the number of parts asked for."""
+
+
+def cut(batch: Batch, parts: int) -> Batch:
+    """Every array with a new leading axis of `parts` equal pieces, in order; the scan of `update` runs over it.
+
+    Whole groups stay together while there are prompts enough; beyond that a group is split and its prompt repeated, which
+    is exact because advantages are already computed.
+
+    Raises:
+        CannotCut: the rows do not divide; says the sizes.
+    """
+    rows = batch.mask_BS.shape[0]
+    tokens = batch.tokens
+    if rows % parts:
+        raise CannotCut(f"{rows} completions do not divide into {parts} equal parts")
+    if isinstance(tokens, GroupedTokens):
+        prompts, group, _ = tokens.completion_ids_PGC.shape
+        if prompts % parts:
+            if parts % prompts or group % (parts // prompts):
+                raise CannotCut(
+                    f"{prompts} prompts x {group} completions do not divide into {parts} parts of whole groups "
+                    f"or equal slices of a group"
+                )
+            slices = parts // prompts
+            tokens = GroupedTokens(
+                jnp.repeat(tokens.prompt_ids_PT, slices, axis=0),
+                jnp.repeat(tokens.prompt_mask_PT, slices, axis=0),
+                *(
+                    x.reshape(prompts * slices, group // slices, -1)
+                    for x in (tokens.completion_ids_PGC, tokens.completion_mask_PGC)
+                ),
+            )
+    batch = batch.replace(tokens=tokens)
+    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+
+
+def take(batch: Batch, part: int) -> Batch:
+    """Piece number `part` of a cut batch."""
+    return jax.tree.map(lambda x: x[part], batch)
+
+
+def record(batch: Batch, rewards_B: np.ndarray, group_ids_B: np.ndarray) -> dict[str, np.ndarray]:
+    """Arrays of the replay interface, [B, T] aligned to token positions, from a grouped or flat batch."""
+    tokens = batch.tokens.flat() if isinstance(batch.tokens, GroupedTokens) else batch.tokens
+    length = tokens.input_ids_BT.shape[1]
+
+    def aligned(x_BS) -> np.ndarray:
+        x_BS = np.asarray(x_BS)
+        return np.pad(x_BS, ((0, 0), (length - x_BS.shape[1], 0)))
+
+    arrays = {
+        "input_ids": np.asarray(tokens.input_ids_BT),
+        "attention_mask": np.asarray(tokens.attention_mask_BT),
+        "completion_mask": aligned(batch.mask_BS),
+        "rewards": np.asarray(rewards_B),
+        "advantages": np.asarray(batch.advantages_B),
+        "group_ids": np.asarray(group_ids_B),
+        "stopped": np.asarray(batch.stopped_B),
+    }
+    optional = {"old_logp": batch.old_logp_BS, "ref_logp": batch.ref_logp_BS, "sampling_logp": batch.sampling_logp_BS}
+    return arrays | {name: aligned(x) for name, x in optional.items() if x is not None}

@@ -1,0 +1,195 @@
+"""Generation: P prompts, G completions each, in one compiled program (prefill, then a decode loop until all rows stopped).
+
+The prompt's keys and values are computed and kept once per prompt and shared by its G completions. Randomness is counted,
+not drawn from a stream: a completion depends on (seed, step, prompt, sample) only. Stop rules are automata over bytes,
+lifted to tokens. Knows nothing of rewards or training.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_grpo.model import GPT2
+from jax_grpo.sampling import Sampling, sample
+from jax_grpo.tokenizer import Tokenizer
+
+PROMPT_MULTIPLE = 16  # prompts are padded to a multiple of this many tokens, which bounds recompilation
+
+
+class PromptTooLong(ValueError):
+    """A prompt has more tokens than the config allows; it is never cut silently."""
+
+
+class PromptTokens(NamedTuple):
+    """Left-padded prompts."""
+
+    ids_PT: np.ndarray
+    mask_PT: np.ndarray
+
+
+class Rollout(NamedTuple):
+    """Completions of P prompts, G each. Arrays live on the device.
+
+    Attributes:
+        completion_ids_PGC: int32, padding after the stop.
+        completion_mask_PGC: 1 up to and including the stop token, int32.
+        sampling_logp_PGC: log-probability of each token under softmax(logits / temperature) as sampled; 0 where masked.
+        stopped_PG: whether the stop rule or end-of-text ended the completion (else it was cut at the cap).
+    """
+
+    completion_ids_PGC: jax.Array
+    completion_mask_PGC: jax.Array
+    sampling_logp_PGC: jax.Array
+    stopped_PG: jax.Array
+
+
+def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> PromptTokens:
+    """Left-padded ids and mask, padded to the smallest multiple of `PROMPT_MULTIPLE` that holds the longest prompt.
+
+    Raises:
+        PromptTooLong: names the prompt, its length and the config key.
+    """
+    encoded = tokenizer.encode_batch(texts)
+    for text, ids in zip(texts, encoded, strict=True):
+        if len(ids) > max_tokens or not ids:
+            raise PromptTooLong(
+                f"prompt {text[:80]!r} has {len(ids)} tokens; expected 1 to prompts.max_prompt_tokens = {max_tokens}"
+            )
+    longest = max(map(len, encoded))
+    width = -(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+    ids_PT = np.full((len(encoded), width), tokenizer.pad_id, np.int32)
+    mask_PT = np.zeros((len(encoded), width), np.int32)
+    for row, ids in enumerate(encoded):
+        ids_PT[row, width - len(ids) :] = ids
+        mask_PT[row, width - len(ids) :] = 1
+    return PromptTokens(ids_PT, mask_PT)
+
+
+def row_keys(seed: int | jax.Array, step: jax.Array, prompt_P: jax.Array, group_size: int) -> jax.Array:
+    """One PRNG key [P, G] per (seed, step, prompt, sample), whatever else is in the batch."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    keys_P = jax.vmap(lambda prompt: jax.random.fold_in(key, prompt))(prompt_P)
+    return jax.vmap(lambda key: jax.vmap(lambda g: jax.random.fold_in(key, g))(jnp.arange(group_size)))(keys_P)
+
+
+class _Loop(NamedTuple):
+    t: jax.Array
+    ids_PGC: jax.Array
+    mask_PGC: jax.Array
+    logp_PGC: jax.Array
+    state_PG: jax.Array
+    done_PG: jax.Array
+    seen_PGV: jax.Array | None
+    caches: list
+
+
+def make_generate(
+    graphdef,
+    *,
+    vocab_size: int,
+    pad_id: int,
+    group_size: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop_table_SV: np.ndarray,
+    accept_state: int,
+):
+    """Compiled generation for fixed settings; one program per padded prompt length.
+
+    Args:
+        graphdef: of the `GPT2` (`nnx.split`).
+        vocab_size: real vocabulary; ids beyond it are never sampled.
+        pad_id: fills completions after their stop.
+        group_size: G, completions a prompt.
+        max_new_tokens: C, the cap.
+        sampling: shared by every completion.
+        stop_table_SV: `StopRule.token_table`: state after reading a token, by state and token.
+        accept_state: the state that ends a completion.
+
+    Returns:
+        Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step) -> Rollout`; `prompt_P` are the
+        prompts' numbers in their data set.
+    """
+    table_SV = jnp.asarray(stop_table_SV, jnp.int32)
+
+    def next_token(model: GPT2, hidden_PGH: jax.Array, loop: _Loop, keys_PG: jax.Array) -> _Loop:
+        """Samples token t of every completion and moves its stop automaton."""
+        prompts = hidden_PGH.shape[0]
+        rows = prompts * group_size
+        embedding_VH = model.wte.embedding[...].astype(hidden_PGH.dtype)
+        dtype = jnp.promote_types(hidden_PGH.dtype, jnp.float32)
+        logits_RV = jnp.einsum(
+            "rh,vh->rv", hidden_PGH.reshape(rows, -1), embedding_VH, preferred_element_type=dtype
+        )
+        keys_R = jax.vmap(lambda key: jax.random.fold_in(key, loop.t))(keys_PG.reshape(rows))
+        seen_RV = None if loop.seen_PGV is None else loop.seen_PGV.reshape(rows, -1)
+        token_R, logp_R = sample(logits_RV, keys_R, sampling, seen_RV, vocab_size)
+        token_PG, logp_PG = token_R.reshape(-1, group_size), logp_R.reshape(-1, group_size)
+        live_PG = ~loop.done_PG
+        token_PG = jnp.where(live_PG, token_PG, pad_id)
+        state_PG = jnp.where(live_PG, table_SV[loop.state_PG, token_PG], loop.state_PG)
+        if seen_RV is not None:
+            seen_RV = seen_RV.at[jnp.arange(rows), token_PG.reshape(rows)].set(True)
+        return loop._replace(
+            t=loop.t + 1,
+            ids_PGC=loop.ids_PGC.at[:, :, loop.t].set(token_PG),
+            mask_PGC=loop.mask_PGC.at[:, :, loop.t].set(live_PG.astype(jnp.int32)),
+            logp_PGC=loop.logp_PGC.at[:, :, loop.t].set(jnp.where(live_PG, logp_PG, 0)),
+            state_PG=state_PG,
+            done_PG=loop.done_PG | (state_PG == accept_state),
+            seen_PGV=None if seen_RV is None else seen_RV.reshape(prompts, group_size, -1),
+        )
+
+    @jax.jit
+    def generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step) -> Rollout:
+        model: GPT2 = nnx.merge(graphdef, params)
+        prompts = ids_PT.shape[0]
+        shape = (prompts, group_size, max_new_tokens)
+        hidden_PTH, prompt_caches = model.prefill(ids_PT, mask_PT)
+        keys_PG = row_keys(seed, step, prompt_P, group_size)
+        prompt_length_P = jnp.sum(mask_PT, axis=-1)
+        seen_PGV = None
+        if sampling.repetition_penalty != 1.0:
+            seen_PV = jnp.zeros((prompts, model.config.padded_vocab_size), bool)
+            seen_PV = seen_PV.at[jnp.arange(prompts)[:, None], ids_PT].max(mask_PT.astype(bool))
+            seen_PGV = jnp.broadcast_to(seen_PV[:, None], (prompts, group_size, seen_PV.shape[-1]))
+        loop = _Loop(
+            t=jnp.int32(0),
+            ids_PGC=jnp.full(shape, pad_id, jnp.int32),
+            mask_PGC=jnp.zeros(shape, jnp.int32),
+            logp_PGC=jnp.zeros(shape, jnp.promote_types(hidden_PTH.dtype, jnp.float32)),
+            state_PG=jnp.broadcast_to(start_state_P[:, None], shape[:2]).astype(jnp.int32),
+            done_PG=jnp.zeros(shape[:2], bool),
+            seen_PGV=seen_PGV,
+            caches=model.empty_completions(*shape),
+        )
+        last_PGH = jnp.broadcast_to(hidden_PTH[:, -1:], (prompts, group_size, hidden_PTH.shape[-1]))
+        loop = next_token(model, last_PGH, loop, keys_PG)
+
+        def body(loop: _Loop) -> _Loop:
+            step = loop.t - 1  # the token to read; the one after it is sampled
+            hidden_PGH, caches = model.decode(
+                jax.lax.dynamic_index_in_dim(loop.ids_PGC, step, axis=2, keepdims=False),
+                jnp.broadcast_to((prompt_length_P + step)[:, None], shape[:2]),
+                prompt_caches,
+                mask_PT,
+                loop.caches,
+                step,
+            )
+            return next_token(model, hidden_PGH, loop._replace(caches=caches), keys_PG)
+
+        loop = jax.lax.while_loop(lambda loop: (loop.t < max_new_tokens) & ~jnp.all(loop.done_PG), body, loop)
+        return Rollout(loop.ids_PGC, loop.mask_PGC, loop.logp_PGC, loop.done_PG)
+
+    return generate
+
+
+def decode_completions(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
+    """Texts of the P * G completions, row by row, up to and including the token that ended each."""
+    ids_BC = np.asarray(rollout.completion_ids_PGC).reshape(-1, rollout.completion_ids_PGC.shape[-1])
+    lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
+    return [tokenizer.decode(ids[:length]) for ids, length in zip(ids_BC, lengths_B, strict=True)]

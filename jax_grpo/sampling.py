@@ -1,0 +1,123 @@
+"""From logits to one token: temperature, top-k, top-p, min-p, repetition penalty, and a draw from what is left.
+
+Order as in Hugging Face's generation: repetition penalty, temperature, top-k, top-p, min-p. Every operation is local to a
+row, and each row draws from its own key, so a token does not depend on its neighbours in the batch.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 128  # columns a draw looks at together; the padded vocabulary is a multiple of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Sampling settings; the defaults change nothing.
+
+    Attributes:
+        temperature: divides the logits; 0 means greedy.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of most likely tokens whose probabilities sum to at least p (Holtzman et al. 2020).
+        min_p: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
+        repetition_penalty: logits of tokens already in the prompt or completion are divided by it where positive and
+            multiplied where negative (Keskar et al. 2019).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def penalise_repetition(logits_RV: jax.Array, seen_RV: jax.Array, penalty: float) -> jax.Array:
+    """CTRL's repetition penalty on the tokens marked in `seen_RV`."""
+    penalised_RV = jnp.where(logits_RV > 0, logits_RV / penalty, logits_RV * penalty)
+    return jnp.where(seen_RV, penalised_RV, logits_RV)
+
+
+def keep_likely(logits_RV: jax.Array, sampling: Sampling) -> jax.Array:
+    """Logits with the tokens ruled out by top-k, top-p and min-p set to -inf.
+
+    The vocabulary is sorted only for a top-p without top-k; with top-k, top-p looks at the k survivors.
+    """
+    ruled_out = -jnp.inf
+    vocab = logits_RV.shape[-1]
+    k = min(sampling.top_k or vocab, vocab)
+    if k < vocab or sampling.top_p < 1.0:
+        top_RK = jax.lax.top_k(logits_RV, k)[0] if k < vocab else -jnp.sort(-logits_RV, axis=-1)
+        threshold_R = top_RK[..., -1]
+        if sampling.top_p < 1.0:
+            probs_RK = jax.nn.softmax(top_RK, axis=-1)
+            before_RK = jnp.cumsum(probs_RK, axis=-1) - probs_RK  # mass of the tokens ahead of this one
+            kept_R = jnp.sum(before_RK < sampling.top_p, axis=-1)
+            threshold_R = jnp.take_along_axis(top_RK, kept_R[..., None] - 1, axis=-1)[..., 0]
+        logits_RV = jnp.where(logits_RV >= threshold_R[..., None], logits_RV, ruled_out)
+    if sampling.min_p > 0.0:
+        floor_R = jnp.max(logits_RV, axis=-1) + jnp.log(sampling.min_p)
+        logits_RV = jnp.where(logits_RV >= floor_R[..., None], logits_RV, ruled_out)
+    return logits_RV
+
+
+def draw(logits_RV: jax.Array, uniform_R: jax.Array) -> jax.Array:
+    """One token a row by inversion of the cumulative distribution, int32 [R].
+
+    One uniform number a row instead of V Gumbel draws; two levels (blocks, then columns), because a flat cumulative sum
+    over 50,304 float32 terms costs more and rounds worse.
+
+    Args:
+        logits_RV: V a multiple of `BLOCK`; -inf rules a token out, which is then never drawn.
+        uniform_R: in [0, 1).
+    """
+    rows, vocab = logits_RV.shape
+    weights_RV = jnp.exp(logits_RV - jnp.max(logits_RV, axis=-1, keepdims=True))
+    weights_RNK = weights_RV.reshape(rows, vocab // BLOCK, BLOCK)
+    block_RN = jnp.cumsum(jnp.sum(weights_RNK, axis=-1), axis=-1)
+    target_R = uniform_R * block_RN[:, -1]
+    n_R = _first_above(block_RN, target_R)
+    before_R = jnp.where(n_R > 0, jnp.take_along_axis(block_RN, jnp.maximum(n_R - 1, 0)[:, None], axis=1)[:, 0], 0.0)
+    column_RK = jnp.cumsum(jnp.take_along_axis(weights_RNK, n_R[:, None, None], axis=1)[:, 0], axis=-1)
+    return n_R * BLOCK + _first_above(column_RK, target_R - before_R)
+
+
+def _first_above(cumulative_RN: jax.Array, target_R: jax.Array) -> jax.Array:
+    """First index whose cumulative weight exceeds the target: never one of zero weight.
+
+    Rounding can leave the target at or above the last sum; it is pulled just below, which picks the last weight > 0.
+    """
+    last_R = cumulative_RN[:, -1]
+    target_R = jnp.minimum(target_R, jnp.nextafter(last_R, jnp.zeros_like(last_R)))
+    return jnp.argmax(cumulative_RN > target_R[:, None], axis=-1).astype(jnp.int32)
+
+
+def sample(
+    logits_RV: jax.Array, keys_R: jax.Array, sampling: Sampling, seen_RV: jax.Array | None, vocab_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draws one token a row.
+
+    Args:
+        logits_RV: raw logits, float32 or wider; columns >= vocab_size are padding.
+        keys_R: one PRNG key a row.
+        sampling: settings; static.
+        seen_RV: tokens that count as repeated, or None when there is no repetition penalty.
+        vocab_size: real columns.
+
+    Returns:
+        token_R int32, and logp_R: its log-probability under softmax(logits / temperature), before penalty and
+        truncation. That is the quantity the trainer recomputes and differentiates, so the two can be compared.
+        Greedy reports it at temperature 1.
+    """
+    temperature = sampling.temperature or 1.0
+    real_V = jnp.arange(logits_RV.shape[-1]) < vocab_size
+    logits_RV = jnp.where(real_V, logits_RV, -jnp.inf)
+    logprobs_RV = jax.nn.log_softmax(logits_RV / temperature, axis=-1)
+    if seen_RV is not None:
+        logits_RV = penalise_repetition(logits_RV, seen_RV, sampling.repetition_penalty)
+    if sampling.temperature == 0.0:
+        token_R = jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
+    else:
+        uniform_R = jax.vmap(lambda key: jax.random.uniform(key, dtype=logits_RV.dtype))(keys_R)
+        token_R = draw(keep_likely(logits_RV / temperature, sampling), uniform_R)
+    return token_R, jnp.take_along_axis(logprobs_RV, token_R[:, None], axis=-1)[:, 0]

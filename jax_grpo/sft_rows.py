@@ -1,0 +1,98 @@
+"""Text rows for the supervised warm start: (prompt, completion) pairs made from positions.
+
+Four kinds: `legal_moves` (all legal moves in random order: teaches the rules faster than any single move can),
+`best_move` (the reduced prompt), `policy` and `environment` (RookWorld's two tasks). Everything is a function of the
+`random.Random` passed in. Knows nothing of tokens or models.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import chess
+
+from jax_grpo.tasks.base import Position
+
+
+class Row(NamedTuple):
+    """`completion` is what the loss is taken on; end-of-text follows it."""
+
+    prompt: str
+    completion: str
+
+
+def random_positions(rng: random.Random, max_plies: int = 120) -> Iterator[chess.Board]:
+    """Endless positions of random games, in game order, with their move stacks; no engine needed."""
+    while True:
+        board = chess.Board()
+        while not board.is_game_over() and len(board.move_stack) < max_plies:
+            yield board
+            board.push(rng.choice(list(board.legal_moves)))
+
+
+def legal_moves_row(board: chess.Board, rng: random.Random) -> Row:
+    """`P: <FEN>    B: m1 m2 ...` (or `M:`): a model that samples the first move of such a list plays legal chess."""
+    moves = [move.uci() for move in board.legal_moves]
+    rng.shuffle(moves)
+    field = rng.choice(["M:", "B:"])
+    return Row(f"P: {board.fen()}    {field}", "".join(f" {move}" for move in moves))
+
+
+def best_move_row(position: Position) -> Row:
+    return Row(f"P: {position.fen}    B:", f" {position.moves[0]}")
+
+
+def policy_row(position: Position, rng: random.Random) -> Row:
+    """A RookWorld policy row with four spaces between fields; moves in random order, evaluations aligned with them."""
+    order = rng.sample(range(len(position.moves)), len(position.moves))
+    moves = " ".join(position.moves[i] for i in order)
+    evaluations = " ".join(f"{round(position.evaluations[i], 2)}" for i in order)
+    return Row(f"P: {position.fen}    M:", f" {moves}    E: {evaluations}    B: {position.moves[0]}")
+
+
+def environment_row(board: chess.Board, rng: random.Random, illegal_fraction: float = 0.05) -> Row:
+    """`A: <FEN>+<uci>+<history>+` and the state after it; a few moves are illegal and leave the board as it was."""
+    legal = list(board.legal_moves)
+    move = rng.choice(legal)
+    if rng.random() < illegal_fraction:
+        while move in legal:
+            source, target = rng.sample(range(64), 2)
+            move = chess.Move(source, target)
+    history = " ".join(m.uci() for m in [*board.move_stack[-9:], move])
+    prompt = f"A: {board.fen()}+{move.uci()}+{history}+"
+    if move not in legal:
+        return Row(prompt, f"{board.fen()}+-1.0+0+1")
+    after = board.copy(stack=False)
+    after.push(move)
+    outcome = after.outcome()
+    reward = "0.001" if outcome is None else "1.0" if outcome.winner is not None else "0.5"
+    return Row(prompt, f"{after.fen()}+{reward}+{int(outcome is not None)}+0")
+
+
+def rows(mixture: dict[str, float], positions: Sequence[Position], rng: random.Random) -> Iterator[Row]:
+    """Endless rows, each kind drawn with its weight.
+
+    Args:
+        mixture: weight by kind, see `KINDS`.
+        positions: labelled positions for `best_move` and `policy`.
+        rng: the only source of randomness.
+    """
+    boards = random_positions(rng)
+
+    def board() -> chess.Board:
+        for _ in range(rng.randint(1, 5)):  # neighbours in a game differ by one move: skip some
+            current = next(boards)
+        return current
+
+    makers: dict[str, Callable[[], Row]] = {
+        "legal_moves": lambda: legal_moves_row(board(), rng),
+        "best_move": lambda: best_move_row(rng.choice(positions)),
+        "policy": lambda: policy_row(rng.choice(positions), rng),
+        "environment": lambda: environment_row(board(), rng),
+    }
+    kinds, weights = list(mixture), list(mixture.values())
+    while True:
+        yield makers[rng.choices(kinds, weights)[0]]()
+
+
+KINDS = ("legal_moves", "best_move", "policy", "environment")
