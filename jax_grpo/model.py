@@ -126,7 +126,12 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BTH: jax.Array, mask_B1TT: jax.Array) -> tuple[jax.Array, KV]:
         q_BTND, k_BTND, v_BTND = self.qkv(x_BTH)
-        out_BTND = jax.nn.dot_product_attention(q_BTND, k_BTND, v_BTND, mask=mask_B1TT)
+        # Written out: `jax.nn.dot_product_attention` takes its softmax in float32 even for float64 inputs.
+        dtype = _softmax_dtype(x_BTH)
+        scores_BNTS = jnp.einsum("btnd,bsnd->bnts", q_BTND, k_BTND, preferred_element_type=dtype)
+        scores_BNTS = jnp.where(mask_B1TT, scores_BNTS / math.sqrt(self.head_dim), jnp.finfo(dtype).min)
+        weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(x_BTH.dtype)
+        out_BTND = jnp.einsum("bnts,bsnd->btnd", weights_BNTS, v_BTND)
         return self.project(out_BTND), KV(k_BTND, v_BTND)
 
     def grouped(
