@@ -1,0 +1,337 @@
+"""Typed, frozen configuration of a training run: YAML plus dotted overrides, every check before any compile.
+
+Each section is a model below; the text under a field gives its unit, and TRL's name where it differs. Reading files and
+wording errors is `config_loading`'s. Nothing here touches JAX.
+"""
+
+from typing import Annotated, Literal
+
+import pydantic
+import yaml
+from pydantic import Field
+
+from jax_grpo.config_loading import ConfigError, load_yaml, parse_arguments
+
+__all__ = ["Config", "ConfigError", "load_config", "load_yaml", "parse_cli"]
+
+Dtype = Literal["float32", "bfloat16", "float64"]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(pydantic.BaseModel):
+    """A frozen group of settings; unknown keys, wrong types and non-finite numbers are refused."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ModelConfig(Section):
+    """The policy's weights, tokenizer and precision."""
+
+    weights: str | None = None
+    """`packaged:rook-small`, a Hugging Face folder (safetensors), or null: random weights of the sizes below."""
+    tokenizer: str = "gpt2"
+    """`gpt2`, `chess`, or a folder with vocab.json and merges.txt."""
+    vocab_size: Count | None = None
+    """With random weights; null: the tokenizer's."""
+    num_layers: Count | None = None
+    num_heads: Count | None = None
+    hidden_size: Count | None = None
+    max_position_embeddings: Count | None = None
+    compute_dtype: Dtype = "float32"
+    """Activations and matmuls; softmax, log-probabilities and reductions use at least float32."""
+    param_dtype: Dtype = "float32"
+    """Master parameters, gradients and optimiser moments."""
+    remat: bool = False
+    """Recompute blocks in the backward pass (TRL: gradient_checkpointing)."""
+
+    @pydantic.model_validator(mode="after")
+    def _sizes(self) -> "ModelConfig":
+        sizes = ("num_layers", "num_heads", "hidden_size", "max_position_embeddings")
+        if self.weights is None:
+            missing = [name for name in sizes if getattr(self, name) is None]
+            if missing:
+                raise ValueError(f"model.weights is null, so model.{', model.'.join(missing)} must be given")
+            if (self.hidden_size or 0) % (self.num_heads or 1):
+                raise ValueError(
+                    f"model.hidden_size {self.hidden_size} must be a multiple of model.num_heads {self.num_heads}"
+                )
+        return self
+
+
+class EngineConfig(Section):
+    """A pool of Stockfish processes, for rewards of moves that the data set has no label for."""
+
+    path: str | None = None
+    """Executable; null looks for `stockfish` on the PATH and in /usr/games."""
+    nodes: Count = 2000
+    """Search limit of one analysis, in nodes: deterministic, unlike a time limit."""
+    processes: Count = 2
+    cache: str | None = None
+    """SQLite file of analyses; null keeps them in memory."""
+    multipv: Count = 5
+    """Lines of an analysis."""
+    timeout_s: Positive = 30.0
+    """Seconds after which a silent engine is restarted and the position analysed again."""
+
+
+class TaskConfig(Section):
+    """What is asked and how it is scored."""
+
+    name: Literal["policy", "environment", "length"] = "policy"
+    prompt_style: Literal["full", "best_move"] = "full"
+    """Policy task: the whole RookWorld row after `M:`, or one move after `B:`."""
+    rewards: dict[str, float] | None = None
+    """Weights by component, over the task's defaults."""
+    best_for_black: Literal["first", "last"] = "first"
+    """`last` reproduces the published labels, which teach Black the worst of the five moves."""
+    length_cap: Count = 20
+    """Length task: reward = min(characters, cap) / cap."""
+    illegal_fraction: Fraction = 0.05
+    """Environment task: share of prompts whose move is illegal."""
+    engine: EngineConfig | None = None
+    """null: the data set's labels and the rules of chess only."""
+
+
+class PromptsConfig(Section):
+    """Where positions come from and how many prompts an iteration has."""
+
+    source: str = "packaged"
+    """`packaged`, `selfplay`, or a file: .jsonl, .csv, .parquet, .pgn, or RookWorld text rows (.txt)."""
+    format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
+    split: Literal["train", "heldout"] = "train"
+    per_iteration: Count = 8
+    """P: prompts of one iteration."""
+    max_prompt_tokens: Count = 64
+    """A longer prompt is an error, never cut."""
+    selfplay_games: Count = 200
+
+
+class RolloutConfig(Section):
+    """Generation; the same for every completion."""
+
+    group_size: Count = 8
+    """G: completions a prompt (TRL: num_generations)."""
+    max_new_tokens: Count = 144
+    """C: the cap (TRL: max_completion_length)."""
+    temperature: Positive = 1.0
+    """Divides the logits, here and wherever log-probabilities are taken."""
+    top_k: CountOrZero = 0
+    """0: off."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Fraction = 0.0
+    repetition_penalty: Positive = 1.0
+
+
+class AdvantageConfig(Section):
+    """Group-relative advantages."""
+
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    scale: Literal["none", "group", "batch"] = "group"
+    """TRL: scale_rewards."""
+    components: Literal["sum_first", "normalise_each"] = "sum_first"
+    """TRL: multi_objective_aggregation (sum_then_normalize, normalize_then_sum)."""
+
+
+class OverlongPenalty(Section):
+    """DAPO's soft penalty: 0 up to cap - length tokens, then linearly to -weight at the cap."""
+
+    length: Count
+    weight: Positive
+
+
+class ObjectiveConfig(Section):
+    """The policy loss (TRL's `loss_type` is split into `name` and `aggregation` here)."""
+
+    name: Literal["clip", "cispo", "sapo", "reinforce"] = "clip"
+    epsilon_low: NotNegative = 0.2
+    """TRL: epsilon."""
+    epsilon_high: NotNegative = 0.2
+    """`clip`: the ratio's upper bound is 1 + epsilon_high. `cispo`: the weight's bound itself."""
+    delta: Positive | None = None
+    """Two-sided clipping: bound of the unclipped ratio."""
+    tau_pos: Positive = 1.0
+    tau_neg: Positive = 1.05
+    """SAPO's temperatures (TRL: sapo_temperature_pos, sapo_temperature_neg)."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """TRL: importance_sampling_level; `sequence` is GSPO."""
+    aggregation: Literal["grpo", "bnpo", "dapo", "dr_grpo", "luspo"] = "dapo"
+    entropy_coefficient: float = 0.0
+    """Bonus on the mean entropy, nats."""
+    entropy_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Train the policy term on tokens at or above this quantile of entropy (TRL: 1 - top_entropy_quantile); 0: all."""
+    mask_truncated: bool = False
+    """Leave out completions cut at the cap (TRL: mask_truncated_completions)."""
+    overlong_penalty: OverlongPenalty | None = None
+    mismatch_cap: Positive | None = None
+    """Cap of the weight exp(old_logp - sampling_logp); null: no correction."""
+
+    @pydantic.model_validator(mode="after")
+    def _defined(self) -> "ObjectiveConfig":
+        if self.name == "clip" and self.epsilon_low >= 1:
+            raise ValueError(f"objective.epsilon_low {self.epsilon_low} must be below 1: the ratio's bound is 1 - it")
+        if self.delta is not None and self.delta <= 1 + self.epsilon_high:
+            raise ValueError(
+                f"objective.delta {self.delta} must exceed 1 + objective.epsilon_high = {1 + self.epsilon_high}"
+            )
+        return self
+
+
+class KLConfig(Section):
+    """The penalty that holds the policy to the frozen reference."""
+
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    beta: NotNegative = 0.04
+    """Coefficient; 0: no reference model is loaded."""
+    importance_corrected: bool = False
+    """Multiply by the importance ratio (TRL: use_bias_correction_kl)."""
+    adaptive: bool = False
+    target: Positive = 0.05
+    """Nats per token."""
+    beta_min: Positive = 1e-4
+    beta_max: Positive = 1.0
+    guardrail: Literal["log", "end_epoch"] = "log"
+    """What to do beyond twice the target."""
+
+    @pydantic.model_validator(mode="after")
+    def _ordered(self) -> "KLConfig":
+        if self.beta_min > self.beta_max:
+            raise ValueError(f"kl.beta_min {self.beta_min} must not exceed kl.beta_max {self.beta_max}")
+        if self.adaptive and self.beta == 0:
+            raise ValueError("kl.adaptive needs kl.beta > 0 to start from: with 0 there is no reference to measure KL to")
+        return self
+
+
+class UpdateConfig(Section):
+    """Optimiser steps on one iteration's completions."""
+
+    epochs: Count = 1
+    """mu (TRL: num_iterations)."""
+    minibatches: Count = 1
+    """Optimiser steps an epoch; groups stay whole."""
+    micro_batches: Count = 1
+    """Parts of one optimiser step, one after another (TRL: gradient_accumulation_steps)."""
+    learning_rate: Positive = 1e-5
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: CountOrZero = 0
+    total_steps: Count | None = None
+    """Optimiser steps of the schedule; null: iterations * epochs * minibatches."""
+    final_learning_rate_fraction: Fraction = 0.0
+    weight_decay: NotNegative = 0.0
+    """Not on biases and norms."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Positive = 1e-8
+    max_grad_norm: Positive = 1.0
+    max_consecutive_nonfinite: Count = 3
+    """Skipped steps in a row that end the run."""
+
+
+class LMHeadConfig(Section):
+    """How log-probabilities are computed from hidden states."""
+
+    implementation: Literal["materialised"] = "materialised"
+
+
+class EvaluationConfig(Section):
+    """Held-out scores, greedy and sampled."""
+
+    positions: CountOrZero = 0
+    """0: no evaluation."""
+    every: CountOrZero = 0
+    """Iterations between evaluations; 0: at the start and the end."""
+
+
+class LoggingConfig(Section):
+    """What the run shows and writes beside metrics.jsonl."""
+
+    tensorboard: bool = True
+    wandb: Literal["off", "offline", "online"] = "off"
+    samples_every: CountOrZero = 10
+    """Iterations between printed completions; 0: never."""
+    samples: Count = 3
+    progress: bool = True
+
+
+class Config(Section):
+    """A training run."""
+
+    iterations: Count
+    """Update blocks: one rollout each."""
+    run_dir: str
+    """Folder of everything the run writes."""
+    seed: CountOrZero = 0
+    model: ModelConfig
+    task: TaskConfig = TaskConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    kl: KLConfig = KLConfig()
+    update: UpdateConfig = UpdateConfig()
+    lm_head: LMHeadConfig = LMHeadConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+    record_batches: CountOrZero = 0
+    """Iterations whose batch is written for `jax_grpo.replay`."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        prompts, group = self.prompts.per_iteration, self.rollout.group_size
+        if group < 2 and self.objective.name != "reinforce":
+            raise ValueError(
+                f"rollout.group_size {group} gives every completion advantage 0: a group's baseline needs at least 2"
+            )
+        if prompts % self.update.minibatches:
+            raise ValueError(
+                f"update.minibatches {self.update.minibatches} must divide prompts.per_iteration {prompts}: groups stay whole"
+            )
+        per_step = prompts // self.update.minibatches
+        parts = self.update.micro_batches
+        if per_step % parts and (parts % per_step or group % (parts // per_step)):
+            raise ValueError(
+                f"update.micro_batches {parts} must cut {per_step} prompts x {group} completions into whole groups or equal "
+                f"slices of a group; try a divisor of {per_step}, or {per_step} times a divisor of {group}"
+            )
+        context, needed = self.model.max_position_embeddings, self.prompts.max_prompt_tokens + self.rollout.max_new_tokens
+        if self.model.weights is None and context is not None and needed > context:
+            raise ValueError(
+                f"prompts.max_prompt_tokens + rollout.max_new_tokens = {needed} exceeds model.max_position_embeddings {context}"
+            )
+        steps = self.update.total_steps or self.iterations * self.update.epochs * self.update.minibatches
+        if self.update.warmup_steps > steps:
+            raise ValueError(f"update.warmup_steps {self.update.warmup_steps} exceeds the run's {steps} optimiser steps")
+        penalty = self.objective.overlong_penalty
+        if penalty is not None and penalty.length > self.rollout.max_new_tokens:
+            raise ValueError(
+                f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {self.rollout.max_new_tokens}"
+            )
+        return self
+
+    def resolved_yaml(self) -> str:
+        """Every setting, defaults included; loading it gives an equal config."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
+
+
+def load_config(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Config from a YAML file and overrides such as `--update.learning_rate 3e-5`.
+
+    Raises:
+        ConfigError: names the file and line (or the override), the key, the value and what was expected.
+    """
+    return load_yaml(Config, path, overrides)
+
+
+def parse_cli(argv: list[str], prog: str) -> Config:
+    """Config from `--config FILE [--section.key value ...]`; `--print-config` shows the resolved config and exits."""
+    arguments, overrides = parse_arguments(argv, prog)
+    config = load_config(arguments.config, overrides)
+    if arguments.print_config:
+        print(config.resolved_yaml(), end="")
+        raise SystemExit(0)
+    return config

@@ -1,0 +1,90 @@
+"""Scores of a policy on fixed prompts, one completion a prompt: greedy, and sampled at the training temperature.
+
+Every number is a function of (weights, prompts, seed). Knows nothing of training.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo.loading import Policy
+from jax_grpo.rollout import decode_completions, encode_prompts, make_generate
+from jax_grpo.sampling import Sampling
+from jax_grpo.tasks.base import Prompt, Task, total_reward
+
+BATCH = 64  # prompts generated together; the last batch is filled up and the fill dropped
+
+
+class Evaluation(NamedTuple):
+    """`metrics` holds `eval/<mode>/<component>` means and `eval/<mode>/reward`; completions by mode."""
+
+    metrics: dict[str, float]
+    completions: dict[str, list[str]]
+    components: dict[str, dict[str, np.ndarray]]
+
+
+class Evaluator:
+    """Compiled once, called with the parameters of the moment.
+
+    Args:
+        policy: model and tokenizer.
+        task: prompts' task; gives the stop rule and the components.
+        prompts: what to ask, fixed.
+        max_new_tokens: the cap.
+        max_prompt_tokens: longest allowed prompt.
+        temperature: of the sampled mode.
+        seed: of the sampled mode.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        task: Task,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int,
+        max_prompt_tokens: int,
+        temperature: float,
+        seed: int,
+    ):
+        self._tokenizer, self._task, self._prompts, self._seed = policy.tokenizer, task, list(prompts), seed
+        self._batches = []
+        for start in range(0, len(self._prompts), BATCH):
+            rows = np.resize(np.arange(start, min(start + BATCH, len(self._prompts))), BATCH)
+            tokens = encode_prompts([self._prompts[i].text for i in rows], self._tokenizer, max_prompt_tokens)
+            states = np.array([self._prompts[i].start_state for i in rows], np.int32)
+            self._batches.append((rows, tokens, states))
+        self._generate = {
+            mode: make_generate(
+                policy.graphdef,
+                vocab_size=self._tokenizer.vocab_size,
+                pad_id=self._tokenizer.pad_id,
+                group_size=1,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling,
+                stop_table_SV=task.stop_rule.token_table(self._tokenizer),
+                accept_state=task.stop_rule.accept,
+            )
+            for mode, sampling in {"greedy": Sampling(temperature=0.0), "sampled": Sampling(temperature)}.items()
+        }
+
+    def __call__(self, params: Any) -> Evaluation:
+        """Generates and scores every prompt in both modes."""
+        metrics, completions, components = {}, {}, {}
+        for mode, generate in self._generate.items():
+            texts: list[str] = []
+            for rows, tokens, states in self._batches:
+                rollout = generate(params, *tokens, states, rows.astype(np.int32), self._seed, jnp.int32(0))
+                texts += decode_completions(rollout, self._tokenizer)
+            texts = texts[: len(self._prompts)]
+            texts = [
+                self._task.stop_rule.truncate(text, prompt.start_state)[0]
+                for text, prompt in zip(texts, self._prompts, strict=True)
+            ]
+            scores = self._task.score(self._prompts, texts)
+            metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
+            metrics |= {f"eval/{mode}/{name}": float(values.mean()) for name, values in scores.items()}
+            completions[mode], components[mode] = texts, scores
+        return Evaluation(metrics, completions, components)

@@ -1,0 +1,24 @@
+"""The KL coefficient's controller. Pure functions of arrays."""
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.config import KLConfig
+
+MAX_LOG_CHANGE = 0.2  # of beta in one step, either way
+
+
+def adaptive_beta(beta: jax.Array, kl_observed: jax.Array, config: KLConfig) -> jax.Array:
+    """beta * exp(clip((KL_obs - KL_target) / KL_target, -0.2, 0.2)), clamped to [beta_min, beta_max].
+
+    Proportional control of the mean KL per token in nats (Ziegler et al. 2019, section 2.2, with an exponential step).
+    A non-finite observation leaves beta as it is.
+    """
+    error = jnp.clip((kl_observed - config.target) / config.target, -MAX_LOG_CHANGE, MAX_LOG_CHANGE)
+    moved = jnp.clip(beta * jnp.exp(error), config.beta_min, config.beta_max)
+    return jnp.where(jnp.isfinite(kl_observed), moved, beta).astype(beta.dtype)
+
+
+def beyond_guardrail(kl_observed: float | jax.Array, config: KLConfig) -> jax.Array:
+    """Whether the KL per token is more than twice its target."""
+    return jnp.asarray(kl_observed) > 2 * config.target

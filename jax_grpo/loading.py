@@ -1,0 +1,69 @@
+"""From a config to a tokenizer, a graph definition and parameters on the device. The one place that resolves weight names."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_grpo.config import ConfigError, ModelConfig
+from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.weights import load_hf
+
+PACKAGED_MODELS = Path(__file__).parent / "assets" / "models"
+
+
+class Policy(NamedTuple):
+    """A model ready to run: `nnx.merge(graphdef, params)` is the `GPT2`."""
+
+    architecture: GPT2Config
+    tokenizer: Tokenizer
+    graphdef: Any
+    params: Any
+
+
+def weights_directory(weights: str) -> Path:
+    """Folder of `packaged:NAME` or of a path."""
+    return PACKAGED_MODELS / weights.removeprefix("packaged:") if weights.startswith("packaged:") else Path(weights)
+
+
+def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
+    """Builds the model and loads its weights, or initialises them from `seed` when the config names none.
+
+    Args:
+        config: the config's `model` section.
+        seed: of the initialisation.
+        context: tokens a sequence may have (prompt and completion); must fit the model's positions.
+
+    Raises:
+        ConfigError: vocabulary or context do not fit the tokenizer or the rollout.
+        WeightsError: the folder's files are not a GPT-2.
+    """
+    tokenizer = Tokenizer.load(config.tokenizer)
+    dtypes = {"param_dtype": jnp.dtype(config.param_dtype), "compute_dtype": jnp.dtype(config.compute_dtype)}
+    if config.weights is None:
+        sizes = (config.num_layers, config.num_heads, config.hidden_size, config.max_position_embeddings)
+        architecture = GPT2Config(config.vocab_size or tokenizer.vocab_size, *sizes)
+        params = None
+    else:
+        architecture, params = load_hf(weights_directory(config.weights), dtype=dtypes["param_dtype"])
+    if architecture.vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.tokenizer {config.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "
+            f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
+        )
+    if architecture.max_position_embeddings < context:
+        raise ConfigError(
+            f"prompts.max_prompt_tokens (rounded up to a bucket) + rollout.max_new_tokens = {context} tokens; the model "
+            f"has {architecture.max_position_embeddings} positions"
+        )
+
+    def build() -> GPT2:
+        return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.remat, **dtypes)
+
+    if params is None:
+        graphdef, params = nnx.split(build(), nnx.Param)
+    else:
+        graphdef = nnx.split(nnx.eval_shape(build), nnx.Param)[0]
+    return Policy(architecture, tokenizer, graphdef, params)

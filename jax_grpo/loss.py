@@ -1,0 +1,91 @@
+"""A batch and a config put into the objective: effective masks, per-token weights, losses and metrics of one optimiser step."""
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo import objective
+from jax_grpo.batch import Batch
+from jax_grpo.config import Config
+
+
+def effective_mask(batch: Batch, config: Config, dtype) -> jax.Array:
+    """Completion mask [B, S], without the completions cut at the cap when `objective.mask_truncated` is set."""
+    mask_BS = batch.mask_BS.astype(dtype)
+    return mask_BS * batch.stopped_B[:, None].astype(dtype) if config.objective.mask_truncated else mask_BS
+
+
+def token_weights(batch: Batch, config: Config, dtype) -> tuple[jax.Array, jax.Array]:
+    """(aggregation weight, policy weight) of each token of the whole optimiser batch, [B, S]; see `objective`.
+
+    The policy weight holds the top-entropy mask, whose threshold is over the whole batch and so cannot be found inside a
+    micro-batch: it uses the cached entropies of the policy that made the rollout.
+    """
+    mask_BS = effective_mask(batch, config, dtype)
+    weights_BS = objective.aggregation_weights(mask_BS, config.objective.aggregation, config.rollout.max_new_tokens)
+    policy_BS = mask_BS
+    if config.objective.entropy_quantile > 0:
+        assert batch.entropy_BS is not None, "the scoring pass caches entropies when entropy_quantile is set"
+        policy_BS = objective.top_entropy_mask(batch.entropy_BS, mask_BS, config.objective.entropy_quantile)
+    return weights_BS, policy_BS
+
+
+def losses(batch: Batch, logp_BS: jax.Array, policy_weights_BS: jax.Array, beta: jax.Array, config: Config) -> jax.Array:
+    """Per-token loss [B, S] of a (micro-)batch given the current log-probabilities."""
+    mask_BS = effective_mask(batch, config, logp_BS.dtype)
+    old_logp_BS = old_logprobs(batch, logp_BS)
+    if config.objective.mismatch_cap is not None and batch.sampling_logp_BS is not None:
+        policy_weights_BS = policy_weights_BS * objective.mismatch_weights(
+            old_logp_BS, batch.sampling_logp_BS, mask_BS, config.objective.mismatch_cap
+        )
+    return objective.token_losses(
+        logp_BS,
+        old_logp_BS,
+        batch.ref_logp_BS,
+        batch.advantages_B,
+        mask_BS,
+        policy_weights_BS,
+        beta,
+        config.objective,
+        config.kl,
+    )
+
+
+def old_logprobs(batch: Batch, logp_BS: jax.Array) -> jax.Array:
+    """The cached old log-probabilities, or the current ones held constant when this is their first and only use."""
+    return jax.lax.stop_gradient(logp_BS) if batch.old_logp_BS is None else batch.old_logp_BS
+
+
+def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Config) -> dict[str, jax.Array]:
+    """What one optimiser step saw, before it moved: scalars by name. Means are over masked tokens.
+
+    `policy_loss` is the loss without the KL and entropy terms. Clip fractions count tokens where the clip is active: the
+    ratio is beyond the bound on the side the advantage pushes to.
+    """
+    mask_BS = effective_mask(batch, config, logp_BS.dtype)
+    old_logp_BS = old_logprobs(batch, logp_BS)
+    weights_BS, policy_weights_BS = token_weights(batch, config, logp_BS.dtype)
+    without_kl = batch.replace(ref_logp_BS=None)
+    policy_loss_BS = losses(without_kl, logp_BS, policy_weights_BS, jnp.zeros(()), config)
+    log_rho_BS = objective.log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.objective.importance_level)
+    rho_BS = jnp.exp(log_rho_BS)
+    advantages_B1 = batch.advantages_B[:, None]
+    out = {
+        "policy_loss": jnp.sum(weights_BS * policy_loss_BS),
+        "entropy": objective.masked_mean(entropy_BS, mask_BS),
+        "ratio/mean": objective.masked_mean(rho_BS, mask_BS),
+        "clip_fraction/low": objective.masked_mean(
+            (rho_BS < 1 - config.objective.epsilon_low) & (advantages_B1 < 0), mask_BS
+        ),
+        "clip_fraction/high": objective.masked_mean(
+            (rho_BS > 1 + config.objective.epsilon_high) & (advantages_B1 > 0), mask_BS
+        ),
+    }
+    if batch.ref_logp_BS is not None:
+        kl_BS = objective.kl_per_token(logp_BS, batch.ref_logp_BS, mask_BS, config.kl.estimator)
+        out["kl/mean"] = objective.masked_mean(kl_BS, mask_BS)
+        out["kl/p95"] = objective.masked_quantile(kl_BS, mask_BS, 0.95)
+    if batch.sampling_logp_BS is not None:
+        mismatch_BS = jnp.abs(objective.masked(old_logp_BS - batch.sampling_logp_BS, mask_BS))
+        out["logp_mismatch/mean"] = objective.masked_mean(mismatch_BS, mask_BS)
+        out["logp_mismatch/max"] = jnp.max(mismatch_BS)
+    return out

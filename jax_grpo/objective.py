@@ -1,0 +1,176 @@
+"""The GRPO family's per-token objectives, KL estimators and aggregations, as pure functions of arrays.
+
+A loss here is always `sum(weights_BS * per_token_BS)`: the aggregation is a table of weights computed once over the whole
+optimiser batch, so that any cut into micro-batches sums to the same value and gradient. Masked positions may hold anything,
+NaN included: they are replaced before the first exponential. Knows nothing of models, batches or text.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.config import KLConfig, ObjectiveConfig
+
+
+def masked(x_BS: jax.Array, mask_BS: jax.Array) -> jax.Array:
+    """x where mask, else 0, with a zero gradient there (a product with the mask would turn inf into NaN)."""
+    return jnp.where(mask_BS.astype(bool), x_BS, 0)
+
+
+def masked_mean(x_BS: jax.Array, mask_BS: jax.Array, axis: int | None = None) -> jax.Array:
+    """Mean over mask; 0 where the mask is empty."""
+    count = jnp.maximum(jnp.sum(mask_BS, axis=axis), 1)
+    return jnp.sum(masked(x_BS, mask_BS), axis=axis) / count
+
+
+def log_importance_ratio(logp_BS: jax.Array, old_logp_BS: jax.Array, mask_BS: jax.Array, level: str) -> jax.Array:
+    """log rho = logp - old_logp, [B, S].
+
+    Level `token` keeps it per token; level `sequence` (GSPO, Zheng et al. 2025, eq. 7) replaces it by its masked mean over
+    the sequence, the same for all its tokens. 0 where masked.
+    """
+    log_rho_BS = masked(logp_BS - old_logp_BS, mask_BS)
+    if level == "token":
+        return log_rho_BS
+    mean_B = masked_mean(log_rho_BS, mask_BS, axis=-1)
+    return masked(jnp.broadcast_to(mean_B[:, None], log_rho_BS.shape), mask_BS)
+
+
+def clip_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
+    """-min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A) (Schulman et al. 2017, eq. 7; asymmetric: DAPO, Yu et al. 2025).
+
+    With `delta`, rho in the first term is min(rho, delta) (two-sided clipping, INTELLECT-2 2025): it bounds the loss of a
+    token with a negative advantage and a large ratio.
+    """
+    rho_BS = jnp.exp(log_rho_BS)
+    clipped_BS = jnp.clip(rho_BS, 1 - config.epsilon_low, 1 + config.epsilon_high)
+    first_BS = rho_BS if config.delta is None else jnp.minimum(rho_BS, config.delta)
+    return -jnp.minimum(first_BS * advantages_B1, clipped_BS * advantages_B1)
+
+
+def cispo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
+    """-stop_gradient(min(rho, eps_high)) A logp (MiniMax-M1 2025, eq. 4): clipping the weight keeps every gradient."""
+    weight_BS = jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_rho_BS), config.epsilon_high))
+    return -weight_BS * advantages_B1 * logp_BS
+
+
+def sapo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
+    """-(4 / tau) sigmoid(tau (rho - 1)) A, tau by the advantage's sign (SAPO, Gao et al. 2025): a soft clip."""
+    tau_B1 = jnp.where(advantages_B1 > 0, config.tau_pos, config.tau_neg)
+    return -(4 / tau_B1) * jax.nn.sigmoid(tau_B1 * (jnp.exp(log_rho_BS) - 1)) * advantages_B1
+
+
+def reinforce_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
+    """-A logp (Williams 1992): no ratio, for ablation."""
+    return -advantages_B1 * logp_BS
+
+
+SURROGATES = {
+    "clip": clip_surrogate,
+    "cispo": cispo_surrogate,
+    "sapo": sapo_surrogate,
+    "reinforce": reinforce_surrogate,
+}
+
+# Schulman, "Approximating KL divergence" (2020), with d = ref_logp - logp. All estimate KL(policy || reference) from
+# samples of the policy; k1 is unbiased, k2 is low-variance, k3 is both and never negative.
+KL_ESTIMATORS = {
+    "k1": lambda d: -d,
+    "k2": lambda d: 0.5 * jnp.square(d),
+    "k3": lambda d: jnp.expm1(d) - d,
+}
+
+
+def surrogate(
+    logp_BS: jax.Array,
+    old_logp_BS: jax.Array,
+    advantages_B: jax.Array,
+    mask_BS: jax.Array,
+    config: ObjectiveConfig,
+) -> jax.Array:
+    """Policy loss of each token [B, S], nats times advantage; 0 where masked. A negative value is normal."""
+    log_rho_BS = log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.importance_level)
+    loss_BS = SURROGATES[config.name](log_rho_BS, masked(logp_BS, mask_BS), advantages_B[:, None], config)
+    return masked(loss_BS, mask_BS)
+
+
+def kl_per_token(logp_BS: jax.Array, ref_logp_BS: jax.Array, mask_BS: jax.Array, estimator: str) -> jax.Array:
+    """KL estimate of each token [B, S] in nats; 0 where masked."""
+    return masked(KL_ESTIMATORS[estimator](masked(ref_logp_BS - logp_BS, mask_BS)), mask_BS)
+
+
+def mismatch_weights(old_logp_BS: jax.Array, sampling_logp_BS: jax.Array, mask_BS: jax.Array, cap: float) -> jax.Array:
+    """min(exp(old_logp - sampling_logp), cap), constant under differentiation.
+
+    Corrects tokens sampled by a program that rounds differently from the trainer (truncated importance sampling, Yao et
+    al. 2025).
+    """
+    ratio_BS = jnp.exp(masked(old_logp_BS - sampling_logp_BS, mask_BS))
+    return jax.lax.stop_gradient(jnp.minimum(ratio_BS, cap))
+
+
+def token_losses(
+    logp_BS: jax.Array,
+    old_logp_BS: jax.Array,
+    ref_logp_BS: jax.Array | None,
+    advantages_B: jax.Array,
+    mask_BS: jax.Array,
+    policy_weights_BS: jax.Array,
+    beta: jax.Array,
+    config: ObjectiveConfig,
+    kl: KLConfig,
+) -> jax.Array:
+    """policy_weights * surrogate + beta * KL for each token [B, S].
+
+    `policy_weights_BS` carries the mismatch correction and the top-entropy mask: both act on the policy term alone, the
+    KL holds every token.
+    """
+    loss_BS = policy_weights_BS * surrogate(logp_BS, old_logp_BS, advantages_B, mask_BS, config)
+    if ref_logp_BS is None:
+        return loss_BS
+    kl_BS = kl_per_token(logp_BS, ref_logp_BS, mask_BS, kl.estimator)
+    if kl.importance_corrected:
+        kl_BS = kl_BS * jnp.exp(log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.importance_level))
+    return loss_BS + beta * kl_BS
+
+
+def _per_row(mask_BS: jax.Array) -> jax.Array:
+    return jnp.maximum(jnp.sum(mask_BS, axis=-1, keepdims=True), 1)
+
+
+# The factor of each row [B, 1] (or scalar) that the mask is multiplied by; B rows, mask over the whole optimiser batch.
+AGGREGATIONS = {
+    # Mean over each sequence's tokens, then over sequences (DeepSeekMath, Shao et al. 2024, eq. 3).
+    "grpo": lambda mask_BS, max_completion: 1 / (_per_row(mask_BS) * mask_BS.shape[0]),
+    # Mean over all tokens. TRL divides by each micro-batch's own tokens; weighting micro-batches by their token share is
+    # the only form that gives the same update for every cut, and is then equal to `dapo` on one device.
+    "bnpo": lambda mask_BS, max_completion: 1 / jnp.maximum(jnp.sum(mask_BS), 1),
+    # Sum over tokens / tokens of the whole optimiser batch (DAPO, Yu et al. 2025, eq. 8).
+    "dapo": lambda mask_BS, max_completion: 1 / jnp.maximum(jnp.sum(mask_BS), 1),
+    # Sum / (B * cap): no length in the denominator (Dr. GRPO, Liu et al. 2025).
+    "dr_grpo": lambda mask_BS, max_completion: 1 / (mask_BS.shape[0] * max_completion),
+    # Sum over each sequence, mean over sequences (LUSPO 2026).
+    "luspo": lambda mask_BS, max_completion: 1 / mask_BS.shape[0],
+}
+
+
+def aggregation_weights(mask_BS: jax.Array, aggregation: str, max_completion: int) -> jax.Array:
+    """Weight of each token's loss [B, S]: the loss is `sum(weights * per_token)`.
+
+    Args:
+        mask_BS: of the WHOLE optimiser batch, float.
+        aggregation: key of `AGGREGATIONS`.
+        max_completion: the cap in tokens, for `dr_grpo`.
+    """
+    return mask_BS * AGGREGATIONS[aggregation](mask_BS, max_completion)
+
+
+def top_entropy_mask(entropy_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax.Array:
+    """1 on the tokens whose entropy is at or above the given quantile of the masked tokens (Wang et al. 2025)."""
+    entropies = jnp.where(mask_BS.astype(bool), entropy_BS, jnp.nan)
+    threshold = jnp.nanquantile(entropies, quantile)
+    return masked((entropy_BS >= threshold).astype(mask_BS.dtype), mask_BS)
+
+
+def masked_quantile(x_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax.Array:
+    """Quantile over mask, linear between neighbours; NaN where the mask is empty."""
+    return jnp.nanquantile(jnp.where(mask_BS.astype(bool), x_BS, jnp.nan), quantile)

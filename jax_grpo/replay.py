@@ -1,0 +1,128 @@
+"""Exactly one optimiser step on a recorded batch: the door through which other implementations are compared.
+
+    python -m jax_grpo.replay --config C.yaml --weights HF_DIR --batch B.npz --out O.npz
+
+Batch arrays, all [B, T] and aligned to token positions (`x[:, t]` belongs to `input_ids[:, t]` given what stands before it,
+position 0 unused): input_ids, attention_mask, completion_mask, and optionally old_logp, ref_logp (else computed with the
+given weights), sampling_logp; per row `rewards` or `advantages` [B], `group_ids` [B], optionally `stopped` [B]. Output: every
+metric, logp, advantages, grad/<HF name> before clipping, param/<HF name> after the step.
+"""
+
+import argparse
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo.advantages import group_advantages
+from jax_grpo.batch import Batch, CannotCut, FlatTokens
+from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.loading import load_policy
+from jax_grpo.update import init_state, make_score, make_step
+from jax_grpo.weights import WeightsError, to_hf
+
+TOKEN_ARRAYS = ("input_ids", "attention_mask", "completion_mask")
+OPTIONAL_TOKEN_ARRAYS = ("old_logp", "ref_logp", "sampling_logp")
+ROW_ARRAYS = ("rewards", "advantages", "group_ids", "stopped")
+
+
+class BatchError(ValueError):
+    """A recorded batch file cannot be used; the message names the file, the array and what was expected."""
+
+
+def read_batch(path: str | Path) -> dict[str, np.ndarray]:
+    """Arrays of a recorded batch, checked for names and shapes.
+
+    Raises:
+        BatchError: unreadable file, missing or misshapen array, or neither rewards with group_ids nor advantages.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise BatchError(f"{path}: not a readable .npz batch ({error})") from error
+    for name in TOKEN_ARRAYS:
+        if name not in arrays:
+            raise BatchError(f"{path}: array {name!r} is missing; expected [B, T], found {sorted(arrays)}")
+    shape = arrays["input_ids"].shape
+    if len(shape) != 2:
+        raise BatchError(f"{path}: input_ids has shape {shape}; expected [B, T]")
+    for names, expected in (((*TOKEN_ARRAYS, *OPTIONAL_TOKEN_ARRAYS), shape), (ROW_ARRAYS, shape[:1])):
+        for name in names:
+            if name in arrays and arrays[name].shape != expected:
+                raise BatchError(f"{path}: {name} has shape {arrays[name].shape}; expected {expected} to match input_ids")
+    if "advantages" not in arrays and not {"rewards", "group_ids"} <= set(arrays):
+        raise BatchError(f"{path}: needs advantages [B], or rewards [B] with group_ids [B]; found {sorted(arrays)}")
+    return arrays
+
+
+def replay(config: Config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
+    policy = load_policy(config.model, config.seed, arrays["input_ids"].shape[1])
+    dtype = jnp.promote_types(jnp.dtype(config.model.compute_dtype), jnp.float32)
+
+    def optional(name: str) -> jax.Array | None:
+        return jnp.asarray(arrays[name], dtype) if name in arrays else None
+
+    # Advantages win over rewards: a recorded file holds both, and the recorded advantages are what was trained on.
+    advantages_B = optional("advantages")
+    if advantages_B is None:
+        rewards_B = jnp.asarray(arrays["rewards"], dtype)
+        advantages_B, _ = group_advantages(rewards_B, jnp.asarray(arrays["group_ids"]), config.advantage)
+    rows = arrays["input_ids"].shape[0]
+    batch = Batch(
+        tokens=FlatTokens(jnp.asarray(arrays["input_ids"], jnp.int32), jnp.asarray(arrays["attention_mask"], jnp.int32)),
+        mask_BS=jnp.asarray(arrays["completion_mask"], jnp.int32).at[:, 0].set(0),
+        advantages_B=advantages_B,
+        stopped_B=jnp.asarray(arrays.get("stopped", np.ones(rows, bool))),
+        old_logp_BS=optional("old_logp"),
+        ref_logp_BS=optional("ref_logp"),
+        sampling_logp_BS=optional("sampling_logp"),
+    )
+    needs_ref = config.kl.beta > 0 and batch.ref_logp_BS is None
+    if needs_ref or batch.old_logp_BS is None or config.objective.entropy_quantile > 0:
+        logp_BS, entropy_BS = make_score(policy.graphdef, config)(policy.params, batch)
+        batch = batch.replace(
+            old_logp_BS=logp_BS if batch.old_logp_BS is None else batch.old_logp_BS,
+            ref_logp_BS=logp_BS if needs_ref else batch.ref_logp_BS,
+            entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None,
+        )
+    if config.kl.beta == 0:
+        batch = batch.replace(ref_logp_BS=None)
+    total_steps = config.update.total_steps or config.iterations * config.update.epochs * config.update.minibatches
+    step = jax.jit(make_step(policy.graphdef, config, total_steps))
+    state, metrics, logp_BS, grads = step(init_state(policy.params, config), batch)
+    out = {name: np.asarray(value) for name, value in metrics.items()}
+    out |= {"logp": np.asarray(logp_BS), "advantages": np.asarray(advantages_B)}
+    out |= {f"grad/{name}": value for name, value in to_hf(grads, policy.architecture).items()}
+    return out | {f"param/{name}": value for name, value in to_hf(state.params, policy.architecture).items()}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.replay", description=__doc__.splitlines()[0])
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--weights", required=True, help="Hugging Face folder")
+    parser.add_argument("--batch", required=True, help="recorded .npz")
+    parser.add_argument("--out", required=True, help=".npz to write")
+    parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16"], help="compute dtype; float64 also stores in it")
+    args, overrides = parser.parse_known_args(argv)
+    try:
+        if args.dtype == "float64":
+            jax.config.update("jax_enable_x64", True)
+            overrides += ["--model.param_dtype", "float64"]
+        if args.dtype:
+            overrides += ["--model.compute_dtype", args.dtype]
+        config = load_config(args.config, [*overrides, "--model.weights", args.weights])
+        arrays = read_batch(args.batch)
+        with jax.default_matmul_precision("highest"):
+            out = replay(config, arrays)
+        np.savez(args.out, **out)
+    except (BatchError, CannotCut, ConfigError, WeightsError, OSError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
+    print(f"{args.out}: loss {float(out['loss']):.6g}, grad_norm {float(out['grad_norm']):.6g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The optimiser step: micro-batch scan, clipped AdamW, guards, adaptive beta; one jitted, donated program.
+
+Also `make_score`, the same forward without gradients, for old and reference log-probabilities. The loss is a weighted sum
+over tokens whose weights are fixed for the whole optimiser batch, so any cut into micro-batches gives the same gradient.
+Knows nothing of text, rewards or files.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx, struct
+
+from jax_grpo import loss as loss_terms
+from jax_grpo.batch import Batch, FlatTokens, GroupedTokens, cut
+from jax_grpo.config import Config
+from jax_grpo.kl_control import adaptive_beta
+from jax_grpo.lm_head import LM_HEADS
+from jax_grpo.optimiser import adamw, schedule
+
+
+@struct.dataclass
+class TrainState:
+    """Everything an optimiser step changes.
+
+    Attributes:
+        params: float32 masters (`nnx.State`).
+        opt_state: AdamW moments.
+        beta: KL coefficient, float32 scalar.
+        optimizer_step: completed steps, int32; the schedule's argument. A skipped step does not count.
+        nonfinite_in_a_row: steps skipped since the last good one.
+        nonfinite_total: steps skipped in all.
+    """
+
+    params: Any
+    opt_state: Any
+    beta: jax.Array
+    optimizer_step: jax.Array
+    nonfinite_in_a_row: jax.Array
+    nonfinite_total: jax.Array
+
+
+def init_state(params: Any, config: Config) -> TrainState:
+    """Fresh state around `params` (not copied: the first update donates them)."""
+    dtype = jax.tree.leaves(params)[0].dtype
+    zero = jnp.int32(0)
+    return TrainState(
+        params=params,
+        opt_state=adamw(config.update).init(params),
+        beta=jnp.asarray(config.kl.beta, dtype if dtype == jnp.float64 else jnp.float32),
+        optimizer_step=zero,
+        nonfinite_in_a_row=jnp.int32(0),
+        nonfinite_total=jnp.int32(0),
+    )
+
+
+def _logprobs(graphdef, params, tokens: FlatTokens | GroupedTokens, config: Config) -> tuple[jax.Array, jax.Array]:
+    """logp_BS and entropy_BS of the tokens, at least float32. Differentiable."""
+    model = nnx.merge(graphdef, params)
+    hidden_BSH, targets_BS = tokens.predictions(model)
+    return LM_HEADS[config.lm_head.implementation](
+        hidden_BSH,
+        model.wte.embedding[...],
+        targets_BS,
+        vocab_size=model.config.vocab_size,
+        temperature=config.rollout.temperature,
+    )
+
+
+def make_score(graphdef, config: Config) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
+    """Jitted `score(params, batch) -> (logp_BS, entropy_BS)`, micro-batch by micro-batch."""
+
+    @jax.jit
+    def score(params, batch: Batch):
+        parts = cut(batch, config.update.minibatches * config.update.micro_batches)
+        logp_NBS, entropy_NBS = jax.lax.map(lambda part: _logprobs(graphdef, params, part.tokens, config), parts)
+        shape = batch.mask_BS.shape
+        return logp_NBS.reshape(shape), entropy_NBS.reshape(shape)
+
+    return score
+
+
+def make_gradient(graphdef, config: Config):
+    """`gradient(params, batch, beta) -> (loss, grads, logp_BS, entropy_BS)` over the optimiser batch; not jitted.
+
+    loss = sum_bt w_bt (surrogate_bt + beta KL_bt) - c_entropy mean_bt H_bt, with w from
+    `objective.aggregation_weights` over the whole batch, whatever the cut.
+    """
+
+    def gradient(params, batch: Batch, beta: jax.Array):
+        dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
+        weights_BS, policy_weights_BS = loss_terms.token_weights(batch, config, dtype)
+        mask_BS = loss_terms.effective_mask(batch, config, dtype)
+        bonus = config.objective.entropy_coefficient / jnp.maximum(jnp.sum(mask_BS), 1)
+
+        def part_loss(params, part: Batch, weights_bS, policy_weights_bS, mask_bS):
+            logp_bS, entropy_bS = _logprobs(graphdef, params, part.tokens, config)
+            per_token_bS = loss_terms.losses(part, logp_bS, policy_weights_bS, beta, config)
+            loss = jnp.sum(weights_bS * per_token_bS)
+            if config.objective.entropy_coefficient:
+                loss = loss - bonus * jnp.sum(jnp.where(mask_bS > 0, entropy_bS, 0))
+            return loss, (logp_bS, entropy_bS)
+
+        parts = config.update.micro_batches
+        pieces = (cut(batch, parts), *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)))
+
+        def add(carry, piece):
+            loss, grads = carry
+            (value, aux), part_grads = jax.value_and_grad(part_loss, has_aux=True)(params, *piece)
+            return (loss + value, jax.tree.map(jnp.add, grads, part_grads)), aux
+
+        start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
+        (loss, grads), (logp, entropy) = jax.lax.scan(add, start, pieces)
+        return loss, grads, logp.reshape(batch.mask_BS.shape), entropy.reshape(batch.mask_BS.shape)
+
+    return gradient
+
+
+def make_step(graphdef, config: Config, total_steps: int):
+    """`step(state, batch) -> (state, metrics, logp_BS, grads)`: one optimiser step, not jitted.
+
+    Gradients are those before clipping. A non-finite loss or gradient norm leaves parameters, moments, beta and the step
+    count as they were; the two counters and the metric `nonfinite` say so.
+    """
+    gradient = make_gradient(graphdef, config)
+    optimiser = adamw(config.update)
+    rate = schedule(config.update, total_steps)
+
+    def step(state: TrainState, batch: Batch):
+        loss, grads, logp_BS, entropy_BS = gradient(state.params, batch, state.beta)
+        norm = optax.global_norm(grads)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        scale = jnp.where(norm > config.update.max_grad_norm, config.update.max_grad_norm / norm, 1.0)
+        updates, opt_state = optimiser.update(jax.tree.map(lambda g: g * scale, grads), state.opt_state, state.params)
+        learning_rate = rate(state.optimizer_step)
+        params = jax.tree.map(lambda p, u: p + (learning_rate * u).astype(p.dtype), state.params, updates)
+        metrics = loss_terms.metrics(batch, logp_BS, entropy_BS, config)
+        beta = state.beta
+        if config.kl.adaptive:
+            beta = adaptive_beta(beta, metrics["kl/mean"], config.kl)
+
+        def keep(new, old):
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        new_state = TrainState(
+            params=keep(params, state.params),
+            opt_state=keep(opt_state, state.opt_state),
+            beta=keep(beta, state.beta),
+            optimizer_step=state.optimizer_step + finite,
+            nonfinite_in_a_row=jnp.where(finite, 0, state.nonfinite_in_a_row + 1),
+            nonfinite_total=state.nonfinite_total + ~finite,
+        )
+        metrics |= {
+            "loss": loss,
+            "beta": state.beta,
+            "grad_norm": norm,
+            "learning_rate": learning_rate,
+            "nonfinite": new_state.nonfinite_total,
+        }
+        return new_state, metrics, logp_BS, grads
+
+    return step
+
+
+def make_update(graphdef, config: Config, total_steps: int):
+    """Jitted `update(state, batch) -> (state, metrics)`; donates the state."""
+    step = make_step(graphdef, config, total_steps)
+    return jax.jit(lambda state, batch: step(state, batch)[:2], donate_argnums=0)
