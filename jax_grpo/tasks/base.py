@@ -1,0 +1,93 @@
+"""What a task is: prompts from positions, a stop rule, and reward components from decoded text.
+
+A component is a pure function of (prompt, completion), vectorised over a batch; the reward is their weighted sum. A task
+knows nothing of tokens, models or training.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jax_grpo.tasks.stop import StopRule
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """A chess position and what is known about it.
+
+    Attributes:
+        fen: Forsyth-Edwards notation, six fields.
+        history: up to 10 UCI moves that led here, oldest first.
+        moves: the engine's best moves, best first; empty where unlabelled.
+        evaluations: in pawns from the side to move, aligned with `moves`; a mate in n is +-(100 - n/100).
+        best: the move a published row calls best, where it differs from `moves[0]` on purpose.
+    """
+
+    fen: str
+    history: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ()
+    evaluations: tuple[float, ...] = ()
+    best: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """`text` is what the model reads; `start_state` is where its stop automaton begins; `answer` is task-private."""
+
+    text: str
+    start_state: int
+    position: Position | None = None
+    answer: str | None = None
+
+
+class Task(Protocol):
+    """A verifiable task. `component_weights` lists every component, diagnostics with weight 0 included."""
+
+    name: str
+    stop_rule: StopRule
+    component_weights: Mapping[str, float]
+
+    def prompt(self, position: Position, seed: int) -> Prompt:
+        """The prompt for a position; a function of its arguments alone."""
+        ...
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
+        """Raw components [B] float32 of stop-truncated completions, by name, in the order of `component_weights`."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever the task started (engine processes)."""
+        ...
+
+
+def total_reward(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """Weighted sum of the components, float32 [B]."""
+    return np.sum([np.float32(weights[name]) * values for name, values in components.items()], axis=0, dtype=np.float32)
+
+
+class UnknownComponent(ValueError):
+    """`task.rewards` names a component that the task does not have."""
+
+
+def with_overrides(task: str, defaults: Mapping[str, float], overrides: Mapping[str, float] | None) -> dict[str, float]:
+    """Default weights with the config's `task.rewards` on top.
+
+    Raises:
+        UnknownComponent: names the component, the nearest one and all that exist.
+    """
+    for name in overrides or {}:
+        if name not in defaults:
+            close = difflib.get_close_matches(name, defaults, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise UnknownComponent(
+                f"task.rewards.{name}: the {task} task has no such component.{hint} It has {', '.join(defaults)}"
+            )
+    return dict(defaults) | dict(overrides or {})
+
+
+def stack(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Per-row components to arrays; a component that a row lacks is 0."""
+    return {name: np.array([row.get(name, 0.0) for row in rows], np.float32) for name in names}

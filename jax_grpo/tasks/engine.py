@@ -1,0 +1,162 @@
+"""Stockfish as a pure function: a pool of UCI processes with a cache of analyses on disk.
+
+An analysis depends on the position, the limit and the engine's name alone: one thread, a node limit, and a cleared hash table
+before each search. An engine that dies or hangs is replaced and the same position analysed again. Knows nothing of rewards.
+"""
+
+import json
+import queue
+import shutil
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import chess
+import chess.engine
+
+from jax_grpo.config import EngineConfig
+
+MATE_PAWNS = 100.0  # a forced mate, in pawns, less one hundredth a move to the mate
+ATTEMPTS = 3  # engines tried on one position before giving up
+
+
+class EngineError(RuntimeError):
+    """No usable engine; the message names the config key, what was tried and how to install one."""
+
+
+class Analysis(NamedTuple):
+    """Best moves in UCI, best first, and their evaluations in pawns from the side to move.
+
+    In a finished game there are no moves and `evaluations` is empty; `score` then is the result.
+    """
+
+    moves: tuple[str, ...]
+    evaluations: tuple[float, ...]
+    score: float
+
+
+def pawns(score: chess.engine.PovScore) -> float:
+    """Evaluation in pawns from the side to move; a mate in n moves is +-(100 - n/100)."""
+    relative = score.relative
+    mate = relative.mate()
+    if mate is None:
+        return round((relative.score() or 0) / 100, 2)
+    return (1 if mate > 0 else -1) * (MATE_PAWNS - abs(mate) / 100)
+
+
+def find_engine(path: str | None, key: str = "task.engine.path") -> str:
+    """Executable of Stockfish.
+
+    Raises:
+        EngineError: none found; names `key` and how to install one.
+    """
+    for candidate in (path,) if path else ("stockfish", "/usr/games/stockfish"):
+        if found := shutil.which(candidate):
+            return found
+    raise EngineError(
+        f"{key} is {path!r}: no such executable; install Stockfish (Debian and Ubuntu: `apt install stockfish`, macOS: "
+        f"`brew install stockfish`) or give its path. The packaged positions need no engine (task.engine: null)."
+    )
+
+
+class EnginePool:
+    """Analyses positions in parallel. Use as a context manager, or `close()`.
+
+    Args:
+        config: `task.engine`.
+
+    Raises:
+        EngineError: no executable, or it does not speak UCI.
+    """
+
+    def __init__(self, config: EngineConfig):
+        self._config = config
+        self._path = find_engine(config.path)
+        self._idle: queue.SimpleQueue[chess.engine.SimpleEngine | None] = queue.SimpleQueue()
+        first = self._start()
+        self.name = first.id.get("name", "unknown")
+        self._idle.put(first)
+        for _ in range(config.processes - 1):
+            self._idle.put(None)  # started when needed
+        self._executor = ThreadPoolExecutor(config.processes, thread_name_prefix="engine")
+        self._cache = sqlite3.connect(config.cache or ":memory:", check_same_thread=False)
+        self._cache_lock = threading.Lock()
+        self._cache.execute("CREATE TABLE IF NOT EXISTS analyses (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
+
+    def __enter__(self) -> "EnginePool":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes and the cache."""
+        self._executor.shutdown()
+        while not self._idle.empty():
+            if engine := self._idle.get():
+                _end(engine)
+        self._cache.close()
+
+    def analyse(self, fens: Sequence[str]) -> list[Analysis]:
+        """Analyses of the positions, in their order; cached ones cost nothing.
+
+        Raises:
+            EngineError: `ATTEMPTS` engines in a row failed on one position, which is named.
+        """
+        return list(self._executor.map(self._cached, fens))
+
+    def _cached(self, fen: str) -> Analysis:
+        key = f"{self.name}|nodes {self._config.nodes}|multipv {self._config.multipv}|{fen}"
+        with self._cache_lock:
+            row = self._cache.execute("SELECT value FROM analyses WHERE key = ?", (key,)).fetchone()
+        if row is not None:
+            moves, evaluations, score = json.loads(row[0])
+            return Analysis(tuple(moves), tuple(evaluations), score)
+        analysis = self._search(fen)
+        with self._cache_lock, self._cache:
+            self._cache.execute("INSERT OR REPLACE INTO analyses VALUES (?, ?)", (key, json.dumps(analysis)))
+        return analysis
+
+    def _search(self, fen: str) -> Analysis:
+        board = chess.Board(fen)
+        outcome = board.outcome()
+        if outcome is not None:
+            return Analysis((), (), 0.0 if outcome.winner is None else -MATE_PAWNS)
+        problem: Exception | None = None
+        for _ in range(ATTEMPTS):
+            engine = self._idle.get()
+            try:
+                engine = engine or self._start()
+                limit = chess.engine.Limit(nodes=self._config.nodes)
+                # A fresh `game` sends ucinewgame, which clears the hash table.
+                lines = engine.analyse(board, limit, multipv=self._config.multipv, game=object())
+                lines = [line for line in lines if line.get("pv") and "score" in line]
+                evaluations = tuple(pawns(line["score"]) for line in lines)
+                self._idle.put(engine)
+                return Analysis(tuple(line["pv"][0].uci() for line in lines), evaluations, evaluations[0])
+            except (chess.engine.EngineError, TimeoutError, EngineError, OSError) as error:
+                problem = error
+                if engine is not None:
+                    _end(engine)
+                self._idle.put(None)
+        raise EngineError(f"{self._path} failed {ATTEMPTS} times on {fen!r}: {type(problem).__name__}: {problem}") from problem
+
+    def _start(self) -> chess.engine.SimpleEngine:
+        try:
+            engine = chess.engine.SimpleEngine.popen_uci(self._path, timeout=self._config.timeout_s)
+            engine.configure({"Threads": 1, "Hash": 16})
+        except (chess.engine.EngineError, TimeoutError, OSError) as error:
+            raise EngineError(f"task.engine.path {self._path!r} is not a working UCI engine: {error}") from error
+        return engine
+
+
+def _end(engine: chess.engine.SimpleEngine) -> None:
+    """Closes without waiting for a process that may hang: kills it first."""
+    if transport := getattr(engine, "transport", None):
+        try:
+            transport.kill()
+        except ProcessLookupError:
+            pass
+    engine.close()

@@ -1,0 +1,181 @@
+"""The `P:` task: five candidate moves, their evaluations and the best move; or, with the reduced prompt, one move.
+
+Parsed by field, never by column; the candidates are not sorted. The best move is the engine's first for both colours: the
+published labels give Black the worst of the five (`best_for_black: last` reproduces them).
+"""
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import chess
+import numpy as np
+
+from jax_grpo.config import TaskConfig
+from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
+from jax_grpo.tasks.engine import EnginePool
+from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
+
+CANDIDATES = 5
+FULL_WEIGHTS = {
+    "structure": 0.2,
+    "parseable": 0.1,
+    "legal_moves": 0.2,
+    "top_five": 0.5,
+    "evaluation": 0.2,
+    "best_move": 1.0,
+    "quality": 0.5,
+    "malformed": -1.0,
+    "legal": 0.5,
+}
+BEST_MOVE_WEIGHTS = {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5}
+
+_UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
+_NUMBER = re.compile(r"[-+]?\d{1,4}(?:\.\d{1,4})?")
+_FULL = re.compile(r"\s*(?P<moves>[^:]*?)\s+E:\s*(?P<evaluations>[^:]*?)\s+B:\s*(?P<best>\S*)\s*")
+
+
+class Answer(NamedTuple):
+    """Fields of a completion as found; `structured` says whether all the markers stood in order."""
+
+    moves: list[str]
+    evaluations: list[str]
+    best: str
+    structured: bool
+
+
+def parse_full(text: str) -> Answer:
+    """Fields of a completion of a full prompt (after `M:`); any text parses, badly formed ones unstructured."""
+    match = _FULL.fullmatch(text)
+    if match is None:
+        return Answer([], [], "", False)
+    return Answer(match["moves"].split(), match["evaluations"].split(), match["best"], True)
+
+
+def win_probability(pawns: float) -> float:
+    """Expected score of an evaluation in pawns, in [0, 1]: 1 / (1 + exp(-0.368208 pawns)).
+
+    The curve fitted by Lichess to games of 2300-rated players (lichess.org/page/accuracy).
+    """
+    return 1 / (1 + math.exp(-0.368208 * max(-50.0, min(50.0, pawns))))
+
+
+class PolicyTask:
+    """See the module. Unlabelled positions need `task.engine`.
+
+    Components (raw values in [0, 1]):
+        structure: markers and counts of fields are right.      parseable: share of fields that are moves and numbers.
+        legal_moves: share of the five candidates that are legal.  top_five: share of (distinct) candidates, or whether the
+        one move, is among the engine's five.  evaluation: 1 - mean win-probability error of candidates with a label.
+        best_move: the move is the engine's first.  quality: win probability of the move over the best one's; 0 for a legal
+        move that is neither labelled nor analysed.  legal: the (best) move is legal.  malformed: no move was found.
+    """
+
+    name = "policy"
+
+    def __init__(self, config: TaskConfig):
+        self._full = config.prompt_style == "full"
+        self._best_for_black = config.best_for_black
+        defaults = FULL_WEIGHTS if self._full else BEST_MOVE_WEIGHTS
+        self.component_weights = with_overrides(self.name, defaults, config.rewards)
+        self.stop_rule = policy_stop()
+        self._engine = EnginePool(config.engine) if config.engine else None
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def prompt(self, position: Position, seed: int) -> Prompt:
+        field, state = ("M:", SEEKING) if self._full else ("B:", SPACES)
+        return Prompt(f"P: {position.fen}    {field}", state, position)
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
+        positions = self._labelled([_position(prompt) for prompt in prompts])
+        parsed = [parse_full(text) if self._full else Answer([], [], text.strip(), True) for text in completions]
+        moves = [answer.best for answer in parsed]
+        after = self._analyse_unlabelled(positions, moves)
+        rows = [
+            self._row(position, answer, extra)
+            for position, answer, extra in zip(positions, parsed, after, strict=True)
+        ]
+        return stack(rows, list(self.component_weights))
+
+    def _row(self, position: Position, answer: Answer, analysed: float | None) -> dict[str, float]:
+        legal = legal_moves(position.fen)
+        labels = dict(zip(position.moves, position.evaluations, strict=True))
+        best = self._best(position)
+        out = {
+            "malformed": float(not answer.structured or not _UCI.fullmatch(answer.best)),
+            "legal": float(answer.best in legal),
+            "best_move": float(answer.best == best),
+        }
+        pawns = labels.get(answer.best, analysed)
+        if pawns is not None and answer.best in legal and position.evaluations:
+            top = win_probability(max(position.evaluations))
+            out["quality"] = min(win_probability(pawns) / max(top, 1e-3), 1.0)
+        if not self._full:
+            return out | {"parseable": 1 - out["malformed"], "top_five": float(answer.best in labels)}
+        moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
+        numbers = [float(e) if _NUMBER.fullmatch(e) else None for e in evaluations]
+        fields = [*(bool(_UCI.fullmatch(m)) for m in moves), *(n is not None for n in numbers)]
+        errors = [
+            abs(win_probability(number) - win_probability(labels[move]))
+            for move, number in zip(moves, numbers, strict=False)
+            if number is not None and move in labels
+        ]
+        counts_right = len(answer.moves) == len(answer.evaluations) == CANDIDATES
+        return out | {
+            "structure": float(answer.structured and counts_right),
+            "parseable": sum(fields) / (2 * CANDIDATES),
+            "legal_moves": len(set(moves) & legal) / CANDIDATES,
+            "top_five": len(set(moves) & set(labels)) / max(len(labels), 1),
+            "evaluation": 1 - sum(errors) / len(errors) if errors else 0.0,
+        }
+
+    def _best(self, position: Position) -> str | None:
+        if not position.moves:
+            return None
+        worst_wanted = self._best_for_black == "last" and " b " in position.fen
+        return position.moves[-1] if worst_wanted else position.moves[0]
+
+    def _labelled(self, positions: list[Position]) -> list[Position]:
+        """Positions with labels; those without get the engine's, when there is one."""
+        if self._engine is None:
+            return positions
+        missing = sorted({p.fen for p in positions if not p.moves})
+        found = dict(zip(missing, self._engine.analyse(missing), strict=True))
+        return [
+            p if p.moves else Position(p.fen, p.history, found[p.fen].moves, found[p.fen].evaluations) for p in positions
+        ]
+
+    def _analyse_unlabelled(self, positions: list[Position], moves: list[str]) -> list[float | None]:
+        """Evaluation in pawns, for the mover, of each legal move that has no label; None where not needed or no engine."""
+        if self._engine is None:
+            return [None] * len(moves)
+        fens = [
+            after_move(p.fen, m) if m not in p.moves and m in legal_moves(p.fen) else None
+            for p, m in zip(positions, moves, strict=True)
+        ]
+        wanted = sorted({fen for fen in fens if fen is not None})
+        found = dict(zip(wanted, self._engine.analyse(wanted), strict=True))
+        return [None if fen is None else -found[fen].score for fen in fens]
+
+
+def _position(prompt: Prompt) -> Position:
+    assert prompt.position is not None, "policy prompts carry their position"
+    return prompt.position
+
+
+@functools.lru_cache(maxsize=65536)
+def legal_moves(fen: str) -> frozenset[str]:
+    """UCI of every legal move."""
+    return frozenset(move.uci() for move in chess.Board(fen).legal_moves)
+
+
+def after_move(fen: str, uci: str) -> str:
+    """FEN after a legal move."""
+    board = chess.Board(fen)
+    board.push_uci(uci)
+    return board.fen()

@@ -1,0 +1,30 @@
+"""The length toy: reward = min(characters, cap) / cap. If GRPO cannot climb this, its plumbing is broken."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jax_grpo.config import TaskConfig
+from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
+from jax_grpo.tasks.stop import end_of_text_stop
+
+
+class LengthTask:
+    """Counts characters before end-of-text, so the policy must learn not to end early. Prompts are positions' FENs."""
+
+    name = "length"
+
+    def __init__(self, config: TaskConfig):
+        self._cap = config.length_cap
+        self.component_weights = with_overrides(self.name, {"length": 1.0}, config.rewards)
+        self.stop_rule = end_of_text_stop()
+
+    def close(self) -> None:
+        pass
+
+    def prompt(self, position: Position, seed: int) -> Prompt:
+        return Prompt(f"{position.fen}\n", 0, position)
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
+        rows = [{"length": min(len(text), self._cap) / self._cap} for text in completions]
+        return stack(rows, list(self.component_weights))
