@@ -49,12 +49,13 @@ class Evaluator:
         temperature: float,
         seed: int,
     ):
-        self._tokenizer, self._task, self._prompts, self._seed = policy.tokenizer, task, list(prompts), seed
+        self.prompts = list(prompts)
+        self._tokenizer, self._task, self._seed = policy.tokenizer, task, seed
         self._batches = []
-        for start in range(0, len(self._prompts), BATCH):
-            rows = np.resize(np.arange(start, min(start + BATCH, len(self._prompts))), BATCH)
-            tokens = encode_prompts([self._prompts[i].text for i in rows], self._tokenizer, max_prompt_tokens)
-            states = np.array([self._prompts[i].start_state for i in rows], np.int32)
+        for start in range(0, len(self.prompts), BATCH):
+            rows = np.resize(np.arange(start, min(start + BATCH, len(self.prompts))), BATCH)
+            tokens = encode_prompts([self.prompts[i].text for i in rows], self._tokenizer, max_prompt_tokens)
+            states = np.array([self.prompts[i].start_state for i in rows], np.int32)
             self._batches.append((rows, tokens, states))
         self._generate = {
             mode: make_generate(
@@ -78,12 +79,12 @@ class Evaluator:
             for rows, tokens, states in self._batches:
                 rollout = generate(params, *tokens, states, rows.astype(np.int32), self._seed, jnp.int32(0))
                 texts += decode_completions(rollout, self._tokenizer)
-            texts = texts[: len(self._prompts)]
+            texts = texts[: len(self.prompts)]
             texts = [
                 self._task.stop_rule.truncate(text, prompt.start_state)[0]
-                for text, prompt in zip(texts, self._prompts, strict=True)
+                for text, prompt in zip(texts, self.prompts, strict=True)
             ]
-            scores = self._task.score(self._prompts, texts)
+            scores = self._task.score(self.prompts, texts)
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             metrics |= {f"eval/{mode}/{name}": float(values.mean()) for name, values in scores.items()}
             completions[mode], components[mode] = texts, scores

@@ -1,0 +1,84 @@
+"""What a person sees while training: a progress bar, a compact table row per iteration, completions with their rewards."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from jax_grpo.config import Config
+
+# (heading, metric, format); a missing metric shows as a dash
+COLUMNS = (
+    ("it", "iteration", "{:>5.0f}"),
+    ("reward", "reward/mean", "{:>7.3f}"),
+    ("legal", "legal_move_rate", "{:>6.1%}"),
+    ("KL", "kl/mean", "{:>7.4f}"),
+    ("beta", "beta", "{:>7.4f}"),
+    ("entropy", "entropy", "{:>7.3f}"),
+    ("clip", "clip_fraction/high", "{:>6.1%}"),
+    ("|grad|", "grad_norm", "{:>7.3f}"),
+    ("no sig.", "groups_without_signal", "{:>7.0f}"),
+    ("tok/s", "tokens_per_second", "{:>7.0f}"),
+    ("s/it", "time/iteration", "{:>6.2f}"),
+)
+HEADER_EVERY = 20
+
+
+class Console:
+    """Use as a context manager around the loop. On a terminal the bar stays at the bottom; elsewhere only lines appear."""
+
+    def __init__(self, config: Config):
+        # A pipe or a file gets full-width lines: 80 columns would wrap the table.
+        width = None if sys.stdout.isatty() else 140
+        self._rich = RichConsole(highlight=False, width=width)
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        )  # fmt: skip
+        shown = config.logging.progress and sys.stdout.isatty()
+        self._progress = Progress(*columns, console=self._rich, disable=not shown)
+        self._bar = self._progress.add_task("training", total=config.iterations)
+        self._rows = 0
+        self._started = time.time()
+
+    def __enter__(self) -> "Console":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        self._rich.print(Text(text))
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        """One table row; the heading comes again every `HEADER_EVERY` rows."""
+        if self._rows % HEADER_EVERY == 0:
+            widths = [len(form.format(0)) for _, _, form in COLUMNS]
+            heading = " ".join(name.rjust(width) for (name, _, _), width in zip(COLUMNS, widths, strict=True))
+            self._rich.print(Text(heading, style="bold"))
+        self._rows += 1
+        self._rich.print(Text(" ".join(_cell(metrics, name, form) for _, name, form in COLUMNS)))
+        self._progress.advance(self._bar)
+
+    def evaluation(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Held-out scores of both modes on one line."""
+        shown = []
+        for mode in ("greedy", "sampled"):
+            parts = [f"{name} {metrics[key]:.3f}" for name in ("legal", "best_move", "reward") if (key := f"eval/{mode}/{name}") in metrics]
+            shown.append(f"{mode}: {', '.join(parts)}")
+        self._rich.print(Text(f"held-out, iteration {iteration} ({time.time() - self._started:.0f} s)  {'   '.join(shown)}", style="cyan"))
+
+    def samples(self, rows: Sequence[tuple[str, str, float]]) -> None:
+        """(prompt, completion, reward) lines."""
+        for prompt, completion, reward in rows:
+            line = Text("    ").append(prompt.strip(), style="dim").append(completion.replace("\n", "⏎"), style="green")
+            self._rich.print(line.append(f"   reward {reward:.3f}", style="yellow"))
+
+
+def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:
+    width = len(form.format(0))
+    return form.format(metrics[name]) if name in metrics else "-".rjust(width)

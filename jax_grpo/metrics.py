@@ -1,0 +1,73 @@
+"""Where a run's numbers go: `metrics.jsonl` (one object per record, strict JSON), TensorBoard and, if asked, W&B."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tensorboardX import SummaryWriter
+
+from jax_grpo.config import Config, ConfigError
+
+
+class MetricsLog:
+    """Writes records of numbers. Each line is flushed, so a killed run keeps what it logged.
+
+    A number that is not finite is written as null and its name listed under `nonfinite`: strict JSON has no NaN, and a
+    silent null would hide it.
+    """
+
+    def __init__(self, run_dir: Path, config: Config):
+        self._file = (run_dir / "metrics.jsonl").open("w", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(run_dir / "tensorboard")) if config.logging.tensorboard else None
+        self._wandb = _start_wandb(run_dir, config) if config.logging.wandb != "off" else None
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Logs one record; `iteration` is its step."""
+        nonfinite = [name for name, value in record.items() if not math.isfinite(value)]
+        line = {name: None if name in nonfinite else value for name, value in record.items()}
+        self._file.write(json.dumps(line | ({"nonfinite": nonfinite} if nonfinite else {}), allow_nan=False) + "\n")
+        self._file.flush()
+        finite = {name: value for name, value in record.items() if name not in nonfinite}
+        step = int(record["iteration"])
+        if self._tensorboard is not None:
+            for name, value in finite.items():
+                self._tensorboard.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(finite, step=step)
+
+
+def _start_wandb(run_dir: Path, config: Config):
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(
+            f"logging.wandb is {config.logging.wandb!r} but wandb is not installed: `pip install wandb`, or set it to off"
+        ) from error
+    return wandb.init(
+        project="jax_grpo", dir=str(run_dir), mode=config.logging.wandb, config=config.model_dump(), name=run_dir.name
+    )
+
+
+def read_metrics(path: str | Path) -> list[dict]:
+    """Records of a metrics.jsonl; a last line cut short by a kill is left out."""
+    records = []
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise
+    return records

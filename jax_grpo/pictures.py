@@ -1,0 +1,116 @@
+"""Pictures of a run: training curves, and a page of boards with the model's move and the engine's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import chess
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import matplotlib.patheffects
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from jax_grpo.evaluate import Evaluation, Evaluator
+from jax_grpo.metrics import read_metrics
+from jax_grpo.tasks.base import Prompt
+
+PANELS = (
+    ("reward/mean", "reward", "mean reward of the iteration"),
+    ("legal_move_rate", "legal moves", "share of sampled moves"),
+    ("kl/mean", "KL to the reference", "nats per token"),
+    ("beta", "KL coefficient", "beta"),
+    ("entropy", "entropy", "nats per token"),
+    ("grad_norm", "gradient norm", "before clipping"),
+)
+GLYPHS = dict(zip("KQRBNPkqrbnp", "♚♛♜♝♞♟♚♛♜♝♞♟", strict=True))
+LIGHT, DARK, MODEL, ILLEGAL, ENGINE = "#f0e4d0", "#b9a284", "#2563eb", "#dc2626", "#16a34a"
+
+
+def save_all(run_dir: Path, evaluator: Evaluator | None, evaluation: Evaluation | None) -> list[Path]:
+    """`curves.png`, and `boards.png` where the held-out prompts are labelled positions."""
+    made = [run_dir / "curves.png"]
+    curves(read_metrics(run_dir / "metrics.jsonl"), made[0])
+    if evaluator is not None and evaluation is not None:
+        labelled = [i for i, prompt in enumerate(evaluator.prompts) if prompt.position and prompt.position.moves]
+        if labelled and "legal" in evaluation.components["greedy"]:
+            made.append(run_dir / "boards.png")
+            chosen = labelled[:8]
+            boards(
+                [evaluator.prompts[i] for i in chosen],
+                [evaluation.completions["greedy"][i].split()[-1:] for i in chosen],
+                made[-1],
+            )
+    return made
+
+
+def curves(records: Sequence[dict], path: Path) -> None:
+    """One panel a metric over iterations; held-out legal-move rates as points."""
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
+    for axis, (name, title, unit) in zip(axes.flat, PANELS, strict=True):
+        points = [(r["iteration"], r[name]) for r in records if r.get(name) is not None]
+        axis.plot(*zip(*points, strict=True), color=MODEL, linewidth=1.2) if points else axis.text(
+            0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray"
+        )
+        if name == "legal_move_rate":
+            for mode, marker in (("greedy", "o"), ("sampled", "s")):
+                held = [(r["iteration"], r[f"eval/{mode}/legal"]) for r in records if f"eval/{mode}/legal" in r]
+                if held:
+                    axis.plot(*zip(*held, strict=True), marker, color=ENGINE, mfc="white" if mode == "sampled" else None, label=f"held-out, {mode}")
+                    axis.legend(frameon=False, fontsize=8)
+            axis.set_ylim(0, 1)
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_ylabel(unit, fontsize=8)
+        axis.set_xlabel("iteration", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def boards(prompts: Sequence[Prompt], moves: Sequence[Sequence[str]], path: Path) -> None:
+    """Boards seen from the side to move: the model's move in blue (red if illegal), the engine's first in green."""
+    columns = 4
+    rows = -(-len(prompts) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 3.5 * rows), layout="constrained", squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    for axis, prompt, move in zip(axes.flat, prompts, moves, strict=False):
+        assert prompt.position is not None
+        _draw(axis, chess.Board(prompt.position.fen), move[0] if move else "", prompt.position.moves[0])
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw(axis, board: chess.Board, model: str, engine: str) -> None:
+    axis.set(xlim=(0, 8), ylim=(0, 8), aspect="equal")
+    flipped = board.turn == chess.BLACK
+
+    def centre(square: int) -> tuple[float, float]:
+        file, rank = chess.square_file(square), chess.square_rank(square)
+        return (7.5 - file, 7.5 - rank) if flipped else (file + 0.5, rank + 0.5)
+
+    for square in chess.SQUARES:
+        x, y = centre(square)
+        dark = (chess.square_file(square) + chess.square_rank(square)) % 2 == 0
+        axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=DARK if dark else LIGHT, linewidth=0))
+        piece = board.piece_at(square)
+        if piece is not None:
+            # solid glyphs for both colours: the hollow white ones vanish on light squares
+            fill = "#ffffff" if piece.color else "#1c1917"
+            text = axis.text(x, y - 0.04, GLYPHS[piece.symbol()], fontsize=21, ha="center", va="center", color=fill)
+            text.set_fontfamily("DejaVu Sans")
+            text.set_path_effects([matplotlib.patheffects.withStroke(linewidth=1.0, foreground="#1c1917")])
+    legal = model in {move.uci() for move in board.legal_moves}
+    for uci, color, width in ((engine, ENGINE, 5), (model, MODEL if legal else ILLEGAL, 2.5)):
+        try:
+            move = chess.Move.from_uci(uci)
+        except ValueError:
+            continue
+        axis.add_patch(
+            FancyArrowPatch(centre(move.from_square), centre(move.to_square), arrowstyle="-|>", mutation_scale=14, color=color, linewidth=width, alpha=0.8, shrinkA=4, shrinkB=2)
+        )
+    side = "White" if board.turn else "Black"
+    verdict = "best" if model == engine else "legal" if legal else "illegal"
+    axis.set_title(f"{side} to move\nmodel {model or 'nothing'} ({verdict}), engine {engine}", fontsize=8)
