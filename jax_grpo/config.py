@@ -91,7 +91,7 @@ class TaskConfig(Section):
     best_for_black: Literal["first", "last"] = "first"
     """`last` reproduces the published labels, which teach Black the worst of the five moves."""
     length_cap: Count = 20
-    """Length task: reward = min(characters, cap) / cap."""
+    """Length task: reward = min(characters of the first word, cap) / cap."""
     illegal_fraction: Fraction = 0.05
     """Environment task: share of prompts whose move is illegal."""
     engine: EngineConfig | None = None

@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_grpo import advantages, pictures
 from jax_grpo.batch import Batch, GroupedTokens, cut, record, take
-from jax_grpo.config import Config, ConfigError, parse_cli
+from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
 from jax_grpo.evaluate import Evaluation, Evaluator
 from jax_grpo.kl_control import beyond_guardrail
@@ -27,6 +27,7 @@ from jax_grpo.rollout import PROMPT_MULTIPLE, Rollout, decode_completions, encod
 from jax_grpo.sampling import Sampling
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import Prompt, Task, total_reward
+from jax_grpo.tasks.engine import EngineError
 from jax_grpo.update import TrainState, init_state, make_score, make_update
 from jax_grpo.weights import save_hf
 
@@ -144,7 +145,7 @@ class Trainer:
     def _make_batch(self, scored: Scored) -> tuple[Batch, np.ndarray]:
         """The iteration's batch with advantages and cached log-probabilities, and which rows have no signal."""
         config, rollout = self.config, scored.rollout
-        group_ids_B = self._group_ids()
+        group_ids_B = self.group_ids()
         if config.advantage.components == "sum_first":
             advantages_B, flat_B = advantages.group_advantages(
                 jnp.asarray(scored.rewards_B), jnp.asarray(group_ids_B), config.advantage
@@ -180,7 +181,8 @@ class Trainer:
         """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
         return self.steps_an_iteration > 1 or self.config.objective.entropy_quantile > 0 or self.config.record_batches > 0
 
-    def _group_ids(self) -> np.ndarray:
+    def group_ids(self) -> np.ndarray:
+        """The group of each completion, int32 [B]."""
         return np.repeat(np.arange(self.config.prompts.per_iteration, dtype=np.int32), self.config.rollout.group_size)
 
     def _optimise(self, batch: Batch, iteration: int) -> list[dict[str, jax.Array]]:
@@ -281,7 +283,7 @@ def train(config: Config) -> Path:
                 folder.mkdir(exist_ok=True)
                 np.savez(
                     folder / f"{iteration:06d}.npz",
-                    **record(batch, scored.rewards_B, trainer._group_ids()),
+                    **record(batch, scored.rewards_B, trainer.group_ids()),
                 )
         if evaluator:
             evaluation = evaluator(trainer.state.params)
@@ -290,6 +292,7 @@ def train(config: Config) -> Path:
     architecture = trainer.policy.architecture
     save_hf(run_dir / "weights", architecture, trainer.state.params, trainer.tokenizer)
     made = pictures.save_all(run_dir, evaluator, evaluation)
+    trainer.task.close()
     print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *made]))
     return run_dir
 
@@ -305,7 +308,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = parse_cli(sys.argv[1:] if argv is None else argv, "python -m jax_grpo.train")
         train(config)
-    except (ConfigError, NonFiniteUpdates, ValueError) as error:
+    except (EngineError, NonFiniteUpdates, OSError, ValueError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
 
 

@@ -130,7 +130,7 @@ def make_step(graphdef, config: Config, total_steps: int):
 
     def step(state: TrainState, batch: Batch):
         loss, grads, logp_BS, entropy_BS = gradient(state.params, batch, state.beta)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         scale = jnp.where(norm > config.update.max_grad_norm, config.update.max_grad_norm / norm, 1.0)
         updates, opt_state = optimiser.update(jax.tree.map(lambda g: g * scale, grads), state.opt_state, state.params)

@@ -4,13 +4,17 @@ An analysis depends on the position, the limit and the engine's name alone: one 
 before each search. An engine that dies or hangs is replaced and the same position analysed again. Knows nothing of rewards.
 """
 
+import concurrent.futures
+import contextlib
 import json
+import os
 import queue
 import shutil
+import signal
 import sqlite3
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+
 from typing import NamedTuple
 
 import chess
@@ -80,7 +84,7 @@ class EnginePool:
         self._idle.put(first)
         for _ in range(config.processes - 1):
             self._idle.put(None)  # started when needed
-        self._executor = ThreadPoolExecutor(config.processes, thread_name_prefix="engine")
+        self._executor = concurrent.futures.ThreadPoolExecutor(config.processes, thread_name_prefix="engine")
         self._cache = sqlite3.connect(config.cache or ":memory:", check_same_thread=False)
         self._cache_lock = threading.Lock()
         self._cache.execute("CREATE TABLE IF NOT EXISTS analyses (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
@@ -129,19 +133,28 @@ class EnginePool:
             engine = self._idle.get()
             try:
                 engine = engine or self._start()
-                limit = chess.engine.Limit(nodes=self._config.nodes)
-                # A fresh `game` sends ucinewgame, which clears the hash table.
-                lines = engine.analyse(board, limit, multipv=self._config.multipv, game=object())
+                lines = self._lines(engine, board)
                 lines = [line for line in lines if line.get("pv") and "score" in line]
                 evaluations = tuple(pawns(line["score"]) for line in lines)
                 self._idle.put(engine)
                 return Analysis(tuple(line["pv"][0].uci() for line in lines), evaluations, evaluations[0])
-            except (chess.engine.EngineError, TimeoutError, EngineError, OSError) as error:
+            except (chess.engine.EngineError, concurrent.futures.CancelledError, TimeoutError, EngineError, OSError) as error:
                 problem = error
                 if engine is not None:
                     _end(engine)
                 self._idle.put(None)
         raise EngineError(f"{self._path} failed {ATTEMPTS} times on {fen!r}: {type(problem).__name__}: {problem}") from problem
+
+    def _lines(self, engine: chess.engine.SimpleEngine, board: chess.Board) -> list[chess.engine.InfoDict]:
+        """One search. A node limit has no clock, so a stopped process would be waited for without end: it is killed."""
+        watchdog = threading.Timer(self._config.timeout_s, _kill, (engine,))
+        watchdog.start()
+        try:
+            # A fresh `game` sends ucinewgame, which clears the hash table.
+            limit = chess.engine.Limit(nodes=self._config.nodes)
+            return engine.analyse(board, limit, multipv=self._config.multipv, game=object())
+        finally:
+            watchdog.cancel()
 
     def _start(self) -> chess.engine.SimpleEngine:
         try:
@@ -152,11 +165,12 @@ class EnginePool:
         return engine
 
 
+def _kill(engine: chess.engine.SimpleEngine) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(engine.transport.get_pid(), signal.SIGKILL)
+
+
 def _end(engine: chess.engine.SimpleEngine) -> None:
     """Closes without waiting for a process that may hang: kills it first."""
-    if transport := getattr(engine, "transport", None):
-        try:
-            transport.kill()
-        except ProcessLookupError:
-            pass
+    _kill(engine)
     engine.close()

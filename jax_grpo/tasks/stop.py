@@ -125,6 +125,8 @@ def environment_stop() -> StopRule:
 
 
 @functools.cache
-def end_of_text_stop() -> StopRule:
-    """Only end-of-text stops (and the cap)."""
-    return _Builder(2).rule()
+def word_stop() -> StopRule:
+    """Before the first space or line break."""
+    b = _Builder(2)
+    b.on(0, " \n", b.accept, include=False)
+    return b.rule()

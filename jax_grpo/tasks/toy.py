@@ -1,4 +1,4 @@
-"""The length toy: reward = min(characters, cap) / cap. If GRPO cannot climb this, its plumbing is broken."""
+"""The length toy: reward = min(characters of the first word, cap) / cap. If GRPO cannot climb this, its plumbing is broken."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,21 @@ import numpy as np
 
 from jax_grpo.config import TaskConfig
 from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
-from jax_grpo.tasks.stop import end_of_text_stop
+from jax_grpo.tasks.stop import word_stop
 
 
 class LengthTask:
-    """Counts characters before end-of-text, so the policy must learn not to end early. Prompts are positions' FENs."""
+    """The completion ends at its first space, so a policy must learn to leave spaces out. Prompts are positions' FENs.
+
+    A word, because a random policy almost never draws end-of-text: without another stop it would start at the cap.
+    """
 
     name = "length"
 
     def __init__(self, config: TaskConfig):
         self._cap = config.length_cap
         self.component_weights = with_overrides(self.name, {"length": 1.0}, config.rewards)
-        self.stop_rule = end_of_text_stop()
+        self.stop_rule = word_stop()
 
     def close(self) -> None:
         pass

@@ -1,0 +1,90 @@
+"""Shared small models and configs. Everything runs on the CPU in float32 unless a test asks for more."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_grpo.batch import Batch, FlatTokens, GroupedTokens
+from jax_grpo.config import Config
+from jax_grpo.model import GPT2, GPT2Config
+
+TINY = GPT2Config(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=32)
+
+
+@pytest.fixture
+def x64():
+    """float64 for the duration of a test."""
+    with jax.enable_x64(True):
+        yield
+
+
+def tiny_model(dtype=jnp.float32, seed: int = 0, scale: float = 4.0, remat: bool = False):
+    """(graphdef, params) of a tiny GPT-2 whose weights are `scale` times GPT-2's, so that logits are not all alike."""
+    model = GPT2(TINY, rngs=nnx.Rngs(seed), param_dtype=dtype, compute_dtype=dtype, remat=remat)
+    graphdef, params = nnx.split(model, nnx.Param)
+    return graphdef, jax.tree.map(lambda x: x * scale if x.ndim >= 2 else x, params)
+
+
+def config(**sections) -> Config:
+    """A valid config for tiny shapes: 4 prompts x 4 completions of 6 tokens; keyword = section or top-level value."""
+    base: dict = {
+        "iterations": 2,
+        "run_dir": "unused",
+        "model": {"num_layers": 2, "num_heads": 2, "hidden_size": 32, "max_position_embeddings": 32},
+        "prompts": {"per_iteration": 4, "max_prompt_tokens": 8},
+        "rollout": {"group_size": 4, "max_new_tokens": 6},
+        "update": {"learning_rate": 1e-3},
+    }
+    for name, value in sections.items():
+        base[name] = base.get(name, {}) | value if isinstance(value, dict) else value
+    return Config.model_validate(base)
+
+
+def grouped_tokens(seed: int = 0, prompts: int = 4, group: int = 4, length: int = 8, new: int = 6) -> GroupedTokens:
+    """Random tokens with unequal prompt lengths (left padding) and completion lengths (right padding)."""
+    rng = np.random.default_rng(seed)
+    prompt_mask = np.arange(length) >= rng.integers(0, length - 1, (prompts, 1))
+    completion_mask = np.arange(new) < rng.integers(1, new + 1, (prompts, group, 1))
+    return GroupedTokens(
+        jnp.asarray(rng.integers(0, TINY.vocab_size, (prompts, length)), jnp.int32),
+        jnp.asarray(prompt_mask, jnp.int32),
+        jnp.asarray(rng.integers(0, TINY.vocab_size, (prompts, group, new)), jnp.int32),
+        jnp.asarray(completion_mask, jnp.int32),
+    )
+
+
+def training_batch(graphdef, params, seed: int = 0, noise: float = 0.3, dtype=jnp.float32) -> Batch:
+    """A grouped batch whose old log-probabilities are the model's plus noise, so that both clip sides are active."""
+    rng = np.random.default_rng(seed + 100)
+    tokens = grouped_tokens(seed)
+    mask = tokens.completion_mask_PGC.reshape(16, 6)
+    logp = model_logp(graphdef, params, tokens)
+    perturbed = [jnp.asarray(logp + noise * rng.normal(size=mask.shape), dtype) for _ in range(3)]
+    advantages = rng.normal(size=(4, 4))
+    advantages -= advantages.mean(1, keepdims=True)
+    return Batch(tokens, mask, jnp.asarray(advantages.reshape(16), dtype), jnp.ones(16, bool), *perturbed)
+
+
+def model_logp(graphdef, params, tokens: GroupedTokens | FlatTokens) -> np.ndarray:
+    """log softmax at the targets, computed with the full logits."""
+    model = nnx.merge(graphdef, params)
+    hidden, targets = tokens.predictions(model)
+    logits = hidden @ model.wte.embedding[...][: TINY.vocab_size].T
+    return np.asarray(jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0])
+
+
+def relative_error(tree, reference) -> float:
+    """Largest relative L2 error over the leaves; a leaf that is zero in both is skipped, zero in one counts as 1."""
+    worst = 0.0
+    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(reference), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        norm = np.linalg.norm(y)
+        if norm > 0 or np.linalg.norm(x) > 0:
+            worst = max(worst, float(np.linalg.norm(x - y) / max(norm, 1e-300)))
+    return worst

@@ -1,0 +1,199 @@
+"""Generation: exact distributions, equal to transformers, independent of the batch, stopped where it should."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import TINY, tiny_model
+from flax import nnx
+from scipy import stats
+
+from jax_grpo.model import GPT2
+from jax_grpo.rollout import PromptTooLong, encode_prompts, make_generate
+from jax_grpo.sampling import Sampling, draw, keep_likely, penalise_repetition, sample
+from jax_grpo.tasks.stop import policy_stop, word_stop
+from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.weights import load_hf
+
+CHESS = Tokenizer.load("chess")
+NEVER = np.repeat(np.arange(2)[:, None], TINY.vocab_size, axis=1)  # no token stops
+
+
+def _generate(graphdef, *, group=2, new=6, sampling=Sampling(), table=NEVER, vocab=TINY.vocab_size):
+    return make_generate(
+        graphdef,
+        vocab_size=vocab,
+        pad_id=0,
+        group_size=group,
+        max_new_tokens=new,
+        sampling=sampling,
+        stop_table_SV=table,
+        accept_state=len(table) - 1,
+    )
+
+
+def _prompts(lengths, width=10, seed=0):
+    rng = np.random.default_rng(seed)
+    ids, mask = np.zeros((2, len(lengths), width), np.int32)
+    for row, length in enumerate(lengths):
+        ids[row, width - length :] = rng.integers(0, TINY.vocab_size, length)
+        mask[row, width - length :] = 1
+    return ids, mask
+
+
+SETTINGS = {
+    "temperature": Sampling(temperature=0.7),
+    "top_k": Sampling(top_k=5),
+    "top_p": Sampling(top_p=0.8),
+    "min_p": Sampling(min_p=0.4),
+    "top_k and top_p": Sampling(temperature=1.3, top_k=8, top_p=0.8),
+    "all": Sampling(temperature=1.5, top_k=9, top_p=0.9, min_p=0.3),
+}
+
+
+def _exact_distribution(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The definition, token by token, sorted once."""
+    p = np.exp(logits / sampling.temperature - np.max(logits / sampling.temperature))
+    p /= p.sum()
+    order = np.argsort(-p)
+    if sampling.top_k:
+        p[order[sampling.top_k :]] = 0
+        p /= p.sum()
+    ahead = np.cumsum(p[order]) - p[order]
+    p[order[ahead >= sampling.top_p]] = 0
+    p[p < sampling.min_p * p.max()] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_samples_follow_the_exact_distribution(name):
+    vocab, draws = 20, 20_000
+    logits = np.random.default_rng(3).normal(size=vocab) * 0.6
+    padded = np.full(128, 50.0)  # padding columns are the most likely of all, and never drawn
+    padded[:vocab] = logits
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(draws))
+    rows = jnp.broadcast_to(jnp.asarray(padded, jnp.float32), (draws, 128))
+    tokens, logp = sample(rows, keys, SETTINGS[name], None, vocab)
+    counts = np.bincount(np.asarray(tokens), minlength=128)
+    expected = _exact_distribution(logits, SETTINGS[name])
+    assert counts[vocab:].sum() == 0 and (counts[:vocab][expected == 0] == 0).all()
+    kept = expected > 0
+    p_value = stats.chisquare(counts[:vocab][kept], expected[kept] * draws).pvalue
+    print(f"{name}: chi-square p = {p_value:.3f} over {kept.sum()} tokens (seed fixed; 0.001 is a 1 in 1000 event)")
+    assert p_value > 1e-3
+    untruncated = logits / SETTINGS[name].temperature
+    expected_logp = untruncated - np.log(np.exp(untruncated).sum())
+    np.testing.assert_allclose(logp, expected_logp[np.asarray(tokens)], rtol=1e-4)
+
+
+def test_draw_never_picks_a_token_of_zero_weight():
+    logits = jnp.full((3, 256), -jnp.inf).at[:, 200].set(0.0).at[1, 3].set(0.0)
+    for uniform in (0.0, 0.5, np.nextafter(np.float32(1), np.float32(0))):
+        tokens = draw(logits, jnp.full(3, uniform))
+        assert tokens[0] == 200 and tokens[1] in (3, 200) and tokens[2] == 200
+
+
+def test_repetition_penalty_is_transformers(tmp_path):
+    logits, ids = torch.randn(2, 30), torch.randint(0, 30, (2, 5))
+    theirs = transformers.RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone())
+    seen = np.zeros((2, 30), bool)
+    np.put_along_axis(seen, ids.numpy(), True, axis=1)
+    np.testing.assert_allclose(penalise_repetition(logits.numpy(), seen, 1.7), theirs, rtol=1e-6)
+
+
+def test_top_p_keeps_at_least_one_token():
+    kept = keep_likely(jnp.log(jnp.array([[0.9, 0.1]])), Sampling(top_p=0.01))
+    assert np.isfinite(kept).tolist() == [[True, False]]
+
+
+def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_path):
+    torch.manual_seed(0)
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=131, n_layer=2, n_head=2, n_embd=32, n_positions=32, bos_token_id=0, eos_token_id=0)
+    ).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.mul_(4)
+    theirs.save_pretrained(tmp_path)
+    config, params = load_hf(tmp_path)
+    graphdef = nnx.split(nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
+    lengths = [1 + i % 10 for i in range(64)]
+    ids, mask = _prompts(lengths)
+    generate = _generate(graphdef, group=1, new=12, sampling=Sampling(temperature=0.0))
+    ours = generate(params, ids, mask, np.zeros(64, np.int32), np.arange(64), 0, 0).completion_ids_PGC[:, 0]
+    for row, length in enumerate(lengths):
+        prompt = torch.tensor(ids[row : row + 1, 10 - length :], dtype=torch.long)
+        with torch.no_grad():
+            ones = torch.ones_like(prompt)
+            out = theirs.generate(prompt, attention_mask=ones, max_new_tokens=12, min_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
+        np.testing.assert_array_equal(ours[row], out[0, length:], err_msg=f"prompt {row} of {length} tokens")
+
+
+def test_a_completion_does_not_depend_on_its_batch():
+    graphdef, params = tiny_model()
+    ids, mask = _prompts([3, 7, 5, 9])
+    numbers = np.array([11, 12, 13, 14])
+    together = _generate(graphdef, group=3)(params, ids, mask, np.zeros(4, np.int32), numbers, 5, 2)
+    wide_ids, wide_mask = (np.pad(x, ((0, 0), (6, 0))) for x in (ids, mask))
+    for row in range(4):
+        for i, m in ((ids, mask), (wide_ids, wide_mask)):
+            one = slice(row, row + 1)
+            alone = _generate(graphdef, group=3)(params, i[one], m[one], np.zeros(1, np.int32), numbers[one], 5, 2)
+            np.testing.assert_array_equal(alone.completion_ids_PGC[0], together.completion_ids_PGC[row])
+    order = np.array([2, 0, 3, 1])
+    moved = _generate(graphdef, group=3)(params, ids[order], mask[order], np.zeros(4, np.int32), numbers[order], 5, 2)
+    np.testing.assert_array_equal(moved.completion_ids_PGC, together.completion_ids_PGC[order])
+    other_step = _generate(graphdef, group=3)(params, ids, mask, np.zeros(4, np.int32), numbers, 5, 3)
+    assert (other_step.completion_ids_PGC != together.completion_ids_PGC).any()
+    samples = np.asarray(together.completion_ids_PGC)
+    assert (samples[:, 0] != samples[:, 1]).any(), "samples of a group differ"
+
+
+def test_sampling_logprobs_are_those_the_trainer_recomputes():
+    from conftest import model_logp
+
+    from jax_grpo.batch import GroupedTokens
+
+    graphdef, params = tiny_model()
+    ids, mask = _prompts([3, 7, 5, 9])
+    out = _generate(graphdef, group=4, sampling=Sampling(top_k=20))(params, ids, mask, np.zeros(4, np.int32), np.arange(4), 0, 0)
+    tokens = GroupedTokens(jnp.asarray(ids), jnp.asarray(mask), out.completion_ids_PGC, out.completion_mask_PGC)
+    error = np.abs(model_logp(graphdef, params, tokens) - np.asarray(out.sampling_logp_PGC).reshape(16, 6)).max()
+    print(f"largest difference {error:.1e} nats (tolerance 2e-5: float32 rounding of two orders of summation)")
+    assert error < 2e-5
+
+
+def test_rows_stop_at_their_stop_and_are_padded_after_it():
+    graphdef, params = tiny_model()
+    ids, mask = _prompts([4] * 8)
+    stops = np.arange(TINY.vocab_size) % 4 == 0  # a quarter of the vocabulary ends a completion
+    table = np.stack([stops.astype(np.int32), np.ones(TINY.vocab_size, np.int32)])
+    out = _generate(graphdef, group=8, new=10, table=table)(params, ids, mask, np.zeros(8, np.int32), np.arange(8), 0, 0)
+    tokens, kept = (np.asarray(x).reshape(64, 10) for x in (out.completion_ids_PGC, out.completion_mask_PGC))
+    for row, length in enumerate(kept.sum(1)):
+        assert (kept[row] == (np.arange(10) < length)).all()
+        assert not stops[tokens[row, : length - 1]].any()
+        assert np.asarray(out.stopped_PG).reshape(64)[row] == stops[tokens[row, length - 1]]
+        assert (tokens[row, length:] == 0).all() and (np.asarray(out.sampling_logp_PGC).reshape(64, 10)[row, length:] == 0).all()
+    assert 1 < kept.sum(1).mean() < 10
+
+
+def test_the_policy_stop_holds_on_device_as_on_text():
+    table = policy_stop().token_table(CHESS)
+    for text, start, length in ((" e2e4 d2d4", 2, 2), (" e7e8q    ", 2, 3), (" e7e8    ", 2, 3), (" a1    B: b2b3 x", 0, 4)):
+        state, steps = start, 0
+        for token in CHESS.encode(text):
+            state, steps = table[state, token], steps + 1
+            if state == policy_stop().accept:
+                break
+        assert state == policy_stop().accept and steps == length, text
+    assert word_stop().token_table(CHESS)[0, CHESS.eos_id] == 1
+
+
+def test_a_long_prompt_is_refused_and_never_cut():
+    with pytest.raises(PromptTooLong, match=r"has 72 tokens; expected 1 to prompts.max_prompt_tokens = 20"):
+        encode_prompts(["P: rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1    B:" + " "], CHESS, 20)
+    tokens = encode_prompts(["abc", "abcde" * 5], CHESS, 40)
+    assert tokens.ids_PT.shape == (2, 32) and tokens.mask_PT.sum(1).tolist() == [3, 25]
