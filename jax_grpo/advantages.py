@@ -52,7 +52,9 @@ SCALES = {
 }
 
 
-def group_advantages(rewards_B: jax.Array, group_ids_B: jax.Array, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
+def group_advantages(
+    rewards_B: jax.Array, group_ids_B: jax.Array, config: AdvantageConfig
+) -> tuple[jax.Array, jax.Array]:
     """Advantages [B] and which rows belong to a group without signal [B].
 
     A_i = (r_i - baseline_g) / scale. A group whose rewards are all equal has A = 0 exactly.

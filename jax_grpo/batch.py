@@ -5,6 +5,7 @@
 and gradients. Knows nothing of objectives.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -120,7 +121,7 @@ def cut(batch: Batch, parts: int) -> Batch:
                     for x in (tokens.completion_ids_PGC, tokens.completion_mask_PGC)
                 ),
             )
-    batch = batch.replace(tokens=tokens)
+    batch = dataclasses.replace(batch, tokens=tokens)
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
 
 

@@ -203,7 +203,9 @@ class KLConfig(Section):
         if self.beta_min > self.beta_max:
             raise ValueError(f"kl.beta_min {self.beta_min} must not exceed kl.beta_max {self.beta_max}")
         if self.adaptive and self.beta == 0:
-            raise ValueError("kl.adaptive needs kl.beta > 0 to start from: with 0 there is no reference to measure KL to")
+            raise ValueError(
+                "kl.adaptive needs kl.beta > 0 to start from: with 0 there is no reference to measure KL to"
+            )
         return self
 
 
@@ -298,14 +300,19 @@ class Config(Section):
                 f"update.micro_batches {parts} must cut {per_step} prompts x {group} completions into whole groups or equal "
                 f"slices of a group; try a divisor of {per_step}, or {per_step} times a divisor of {group}"
             )
-        context, needed = self.model.max_position_embeddings, self.prompts.max_prompt_tokens + self.rollout.max_new_tokens
+        context, needed = (
+            self.model.max_position_embeddings,
+            self.prompts.max_prompt_tokens + self.rollout.max_new_tokens,
+        )
         if self.model.weights is None and context is not None and needed > context:
             raise ValueError(
                 f"prompts.max_prompt_tokens + rollout.max_new_tokens = {needed} exceeds model.max_position_embeddings {context}"
             )
         steps = self.update.total_steps or self.iterations * self.update.epochs * self.update.minibatches
         if self.update.warmup_steps > steps:
-            raise ValueError(f"update.warmup_steps {self.update.warmup_steps} exceeds the run's {steps} optimiser steps")
+            raise ValueError(
+                f"update.warmup_steps {self.update.warmup_steps} exceeds the run's {steps} optimiser steps"
+            )
         penalty = self.objective.overlong_penalty
         if penalty is not None and penalty.length > self.rollout.max_new_tokens:
             raise ValueError(

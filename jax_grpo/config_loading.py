@@ -47,7 +47,9 @@ def _read(path: str) -> tuple[Any, dict[str, int]]:
         for key, value in node.value:
             name = f"{prefix}{key.value}"
             if name in lines:
-                raise ConfigError(f"{path}:{key.start_mark.line + 1}: {name} is given twice (first on line {lines[name]})")
+                raise ConfigError(
+                    f"{path}:{key.start_mark.line + 1}: {name} is given twice (first on line {lines[name]})"
+                )
             lines[name] = key.start_mark.line + 1
             visit(value, f"{name}.")
 
@@ -140,7 +142,9 @@ _EXPECTED = {
 def _describe(problem: Any, known: list[str]) -> tuple[str, str]:
     """(dotted key, sentence) of one pydantic problem, in this project's words."""
     # pydantic puts the tried member of a union into the location; a key part is one that is known or the last
-    key = ".".join(str(part) for part in problem["loc"] if not (isinstance(part, str) and part in ("str", "int", "float")))
+    key = ".".join(
+        str(part) for part in problem["loc"] if not (isinstance(part, str) and part in ("str", "int", "float"))
+    )
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
         return key, f"unknown key {key}.{_nearest(key, known)}"
@@ -148,8 +152,12 @@ def _describe(problem: Any, known: list[str]) -> tuple[str, str]:
         return key, f"{key} is missing"
     if kind == "value_error":
         return key, str(context["error"])
-    expected = _EXPECTED.get(kind, problem["msg"]).format(**context)
-    found = problem["input"] if isinstance(problem["input"], str | int | float | bool | None) else type(problem["input"]).__name__
+    expected = (_EXPECTED.get(kind) or str(problem["msg"])).format(**context)
+    found = (
+        problem["input"]
+        if isinstance(problem["input"], str | int | float | bool | None)
+        else type(problem["input"]).__name__
+    )
     return key, f"{key} is {found!r}; expected {expected}"
 
 

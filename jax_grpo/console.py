@@ -68,9 +68,18 @@ class Console:
         """Held-out scores of both modes on one line."""
         shown = []
         for mode in ("greedy", "sampled"):
-            parts = [f"{name} {metrics[key]:.3f}" for name in ("legal", "best_move", "reward") if (key := f"eval/{mode}/{name}") in metrics]
+            parts = [
+                f"{name} {metrics[key]:.3f}"
+                for name in ("legal", "best_move", "reward")
+                if (key := f"eval/{mode}/{name}") in metrics
+            ]
             shown.append(f"{mode}: {', '.join(parts)}")
-        self._rich.print(Text(f"held-out, iteration {iteration} ({time.time() - self._started:.0f} s)  {'   '.join(shown)}", style="cyan"))
+        self._rich.print(
+            Text(
+                f"held-out, iteration {iteration} ({time.time() - self._started:.0f} s)  {'   '.join(shown)}",
+                style="cyan",
+            )
+        )
 
     def samples(self, rows: Sequence[tuple[str, str, float]]) -> None:
         """(prompt, completion, reward) lines."""

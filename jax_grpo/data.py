@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -29,8 +28,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from jax_grpo.tasks.engine import EngineError, find_engine, pawns
+
 HISTORY = 10  # half-moves kept before a position, what the environment task's prompt shows
-MATE_PAWNS = 100.0  # a forced mate, in pawns, less one hundredth a move to the mate
 MAX_PLIES = 160
 GAMES_A_BATCH = 4
 
@@ -55,16 +55,6 @@ def is_heldout(key: str, heldout: int, count: int) -> bool:
     return digest % (count + heldout) < heldout
 
 
-def pawns(score: chess.engine.PovScore) -> float:
-    """Evaluation in pawns from the side to move; a mate in n moves is +-(100 - n/100)."""
-    relative = score.relative
-    mate = relative.mate()
-    if mate is None:
-        return round((relative.score() or 0) / 100, 2)
-    sign = 1 if mate > 0 else -1
-    return sign * (MATE_PAWNS - abs(mate) / 100)
-
-
 def sparse_start(rng: random.Random) -> chess.Board:
     """A legal position with few pieces: endgames, promotions and checks, which self-play from move one reaches rarely."""
     while True:
@@ -76,8 +66,10 @@ def sparse_start(rng: random.Random) -> chess.Board:
             kind = rng.choice([1, 1, 1, 1, 2, 3, 4, 5])
             color = rng.random() < 0.5
             if kind == chess.PAWN and chess.square_rank(square) in (0, 7):
-                square = chess.square(chess.square_file(square), 6 if color else 1)  # one step from promotion
-            board.set_piece_at(square, chess.Piece(kind, color))
+                near = chess.square(chess.square_file(square), 6 if color else 1)  # one step from promotion
+                board.set_piece_at(near, chess.Piece(kind, color))
+            else:
+                board.set_piece_at(square, chess.Piece(kind, color))
         board.turn = rng.random() < 0.5
         board.fullmove_number = rng.randint(30, 90)
         if board.is_valid() and not board.is_game_over():
@@ -102,13 +94,13 @@ def play_game(engine: chess.engine.SimpleEngine, seed: int, game: int, nodes: in
         # A fresh `game` makes the engine forget its hash table: a label depends on the position and limit alone.
         lines = engine.analyse(board, chess.engine.Limit(nodes=nodes), multipv=5, game=object())
         lines = [line for line in lines if line.get("pv") and "score" in line]
-        moves = [line["pv"][0] for line in lines]
+        moves = [line.get("pv", [])[0] for line in lines]
         rows.append(
             {
                 "fen": board.fen(),
                 "history": [move.uci() for move in board.move_stack[-HISTORY:]],
                 "moves": [move.uci() for move in moves],
-                "evaluations": [pawns(line["score"]) for line in lines],
+                "evaluations": [pawns(line["score"]) for line in lines if "score" in line],
                 "key": position_key(board),
             }
         )
@@ -144,22 +136,8 @@ def generate(path: str, seed: int, nodes: int, processes: int) -> Iterator[list[
                 future.cancel()
 
 
-def find_engine(path: str | None) -> str:
-    """Path of a Stockfish executable.
-
-    Raises:
-        SystemExit: none found; the message says how to install one.
-    """
-    for candidate in (path, "stockfish", "/usr/games/stockfish"):
-        if candidate and (found := shutil.which(candidate)):
-            return found
-    raise SystemExit(
-        f"--engine {path or 'stockfish'}: no such executable; install one, e.g. `apt install stockfish`"
-    )
-
-
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m jax_grpo.data", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.data", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for train.parquet, heldout.parquet, provenance.json"
     )
@@ -170,7 +148,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--engine", default=None, help="path of Stockfish")
     args = parser.parse_args(argv)
-    path = find_engine(args.engine)
+    try:
+        path = find_engine(args.engine, "--engine")
+    except EngineError as error:
+        raise SystemExit(str(error)) from error
     with chess.engine.SimpleEngine.popen_uci(path) as engine:
         engine_name = engine.id["name"]
 

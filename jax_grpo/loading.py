@@ -43,8 +43,13 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
     tokenizer = Tokenizer.load(config.tokenizer)
     dtypes = {"param_dtype": jnp.dtype(config.param_dtype), "compute_dtype": jnp.dtype(config.compute_dtype)}
     if config.weights is None:
-        sizes = (config.num_layers, config.num_heads, config.hidden_size, config.max_position_embeddings)
-        architecture = GPT2Config(config.vocab_size or tokenizer.vocab_size, *sizes)
+        architecture = GPT2Config(
+            vocab_size=config.vocab_size or tokenizer.vocab_size,
+            num_layers=config.num_layers or 0,  # the config's own check leaves no null here
+            num_heads=config.num_heads or 0,
+            hidden_size=config.hidden_size or 0,
+            max_position_embeddings=config.max_position_embeddings or 0,
+        )
         params = None
     else:
         architecture, params = load_hf(weights_directory(config.weights), dtype=dtypes["param_dtype"])

@@ -1,5 +1,7 @@
 """A batch and a config put into the objective: effective masks, per-token weights, losses and metrics of one optimiser step."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -29,7 +31,9 @@ def token_weights(batch: Batch, config: Config, dtype) -> tuple[jax.Array, jax.A
     return weights_BS, policy_BS
 
 
-def losses(batch: Batch, logp_BS: jax.Array, policy_weights_BS: jax.Array, beta: jax.Array, config: Config) -> jax.Array:
+def losses(
+    batch: Batch, logp_BS: jax.Array, policy_weights_BS: jax.Array, beta: jax.Array, config: Config
+) -> jax.Array:
     """Per-token loss [B, S] of a (micro-)batch given the current log-probabilities."""
     mask_BS = effective_mask(batch, config, logp_BS.dtype)
     old_logp_BS = old_logprobs(batch, logp_BS)
@@ -64,7 +68,7 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
     mask_BS = effective_mask(batch, config, logp_BS.dtype)
     old_logp_BS = old_logprobs(batch, logp_BS)
     weights_BS, policy_weights_BS = token_weights(batch, config, logp_BS.dtype)
-    without_kl = batch.replace(ref_logp_BS=None)
+    without_kl = dataclasses.replace(batch, ref_logp_BS=None)
     policy_loss_BS = losses(without_kl, logp_BS, policy_weights_BS, jnp.zeros(()), config)
     log_rho_BS = objective.log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.objective.importance_level)
     rho_BS = jnp.exp(log_rho_BS)

@@ -50,7 +50,7 @@ class MetricsLog:
 
 def _start_wandb(run_dir: Path, config: Config):
     try:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
             f"logging.wandb is {config.logging.wandb!r} but wandb is not installed: `pip install wandb`, or set it to off"

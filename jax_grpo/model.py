@@ -115,10 +115,11 @@ class Attention(nnx.Module):
 
     def qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., H] to three arrays [..., N, D]."""
-        return tuple(
+        q, k, v = (
             part.reshape(*part.shape[:-1], self.num_heads, self.head_dim)
             for part in jnp.split(self.c_attn(x), 3, axis=-1)
         )
+        return q, k, v
 
     def project(self, heads: jax.Array) -> jax.Array:
         """[..., N, D] to [..., H]."""
@@ -366,8 +367,8 @@ class GPT2(nnx.Module):
         x_PGH = self.wte(token_PG) + self.wpe(position_PG)
         grown = []
         for block, prompt, completion in zip(self.h, prompts, completions, strict=True):
-            x_PGH, completion = block.decode(x_PGH, prompt, prompt_mask_PT, completion, step)
-            grown.append(completion)
+            x_PGH, longer = block.decode(x_PGH, prompt, prompt_mask_PT, completion, step)
+            grown.append(longer)
         return self.ln_f(x_PGH), grown
 
     def empty_completions(self, prompts: int, group: int, length: int) -> list[KV]:

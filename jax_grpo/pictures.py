@@ -7,8 +7,8 @@ import chess
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import matplotlib.patheffects
+import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from jax_grpo.evaluate import Evaluation, Evaluator
@@ -56,7 +56,13 @@ def curves(records: Sequence[dict], path: Path) -> None:
             for mode, marker in (("greedy", "o"), ("sampled", "s")):
                 held = [(r["iteration"], r[f"eval/{mode}/legal"]) for r in records if f"eval/{mode}/legal" in r]
                 if held:
-                    axis.plot(*zip(*held, strict=True), marker, color=ENGINE, mfc="white" if mode == "sampled" else None, label=f"held-out, {mode}")
+                    axis.plot(
+                        *zip(*held, strict=True),
+                        marker,
+                        color=ENGINE,
+                        mfc="white" if mode == "sampled" else None,
+                        label=f"held-out, {mode}",
+                    )
                     axis.legend(frameon=False, fontsize=8)
             axis.set_ylim(0, 1)
         axis.set_title(title, fontsize=10, loc="left")
@@ -109,7 +115,17 @@ def _draw(axis, board: chess.Board, model: str, engine: str) -> None:
         except ValueError:
             continue
         axis.add_patch(
-            FancyArrowPatch(centre(move.from_square), centre(move.to_square), arrowstyle="-|>", mutation_scale=14, color=color, linewidth=width, alpha=0.8, shrinkA=4, shrinkB=2)
+            FancyArrowPatch(
+                centre(move.from_square),
+                centre(move.to_square),
+                arrowstyle="-|>",
+                mutation_scale=14,
+                color=color,
+                linewidth=width,
+                alpha=0.8,
+                shrinkA=4,
+                shrinkB=2,
+            )
         )
     side = "White" if board.turn else "Black"
     verdict = "best" if model == engine else "legal" if legal else "illegal"

@@ -37,7 +37,9 @@ def read_positions(path: str | Path, file_format: str = "auto") -> list[Position
         raise PositionFileError(f"{path}: no such file; prompts.source is `packaged`, `selfplay` or a file")
     kind = FORMATS.get(path.suffix.lower()) if file_format == "auto" else file_format
     if kind is None:
-        raise PositionFileError(f"{path}: unknown ending {path.suffix!r}; expected {', '.join(FORMATS)} or prompts.format")
+        raise PositionFileError(
+            f"{path}: unknown ending {path.suffix!r}; expected {', '.join(FORMATS)} or prompts.format"
+        )
     positions = list(READERS[kind](path))
     if not positions:
         raise PositionFileError(f"{path}: no positions in it")
@@ -61,9 +63,13 @@ def _position(row: Mapping[str, Any], where: str) -> Position:
     try:
         evaluations = tuple(float(e) for e in _list(row.get("evaluations"), "evaluations", where))
     except (TypeError, ValueError) as error:
-        raise PositionFileError(f"{where}: evaluations {row.get('evaluations')!r}; expected numbers in pawns") from error
+        raise PositionFileError(
+            f"{where}: evaluations {row.get('evaluations')!r}; expected numbers in pawns"
+        ) from error
     if len(moves) != len(evaluations):
-        raise PositionFileError(f"{where}: {len(moves)} moves but {len(evaluations)} evaluations; expected as many of each")
+        raise PositionFileError(
+            f"{where}: {len(moves)} moves but {len(evaluations)} evaluations; expected as many of each"
+        )
     best = row.get("best") or None
     for move in (*moves, best) if best else moves:
         if not _is_legal(board, str(move)):

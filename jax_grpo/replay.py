@@ -9,6 +9,7 @@ metric, logp, advantages, grad/<HF name> before clipping, param/<HF name> after 
 """
 
 import argparse
+import dataclasses
 import zipfile
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def read_batch(path: str | Path) -> dict[str, np.ndarray]:
     for names, expected in (((*TOKEN_ARRAYS, *OPTIONAL_TOKEN_ARRAYS), shape), (ROW_ARRAYS, shape[:1])):
         for name in names:
             if name in arrays and arrays[name].shape != expected:
-                raise BatchError(f"{path}: {name} has shape {arrays[name].shape}; expected {expected} to match input_ids")
+                raise BatchError(
+                    f"{path}: {name} has shape {arrays[name].shape}; expected {expected} to match input_ids"
+                )
     if "advantages" not in arrays and not {"rewards", "group_ids"} <= set(arrays):
         raise BatchError(f"{path}: needs advantages [B], or rewards [B] with group_ids [B]; found {sorted(arrays)}")
     return arrays
@@ -73,7 +76,9 @@ def replay(config: Config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
         advantages_B, _ = group_advantages(rewards_B, jnp.asarray(arrays["group_ids"]), config.advantage)
     rows = arrays["input_ids"].shape[0]
     batch = Batch(
-        tokens=FlatTokens(jnp.asarray(arrays["input_ids"], jnp.int32), jnp.asarray(arrays["attention_mask"], jnp.int32)),
+        tokens=FlatTokens(
+            jnp.asarray(arrays["input_ids"], jnp.int32), jnp.asarray(arrays["attention_mask"], jnp.int32)
+        ),
         mask_BS=jnp.asarray(arrays["completion_mask"], jnp.int32).at[:, 0].set(0),
         advantages_B=advantages_B,
         stopped_B=jnp.asarray(arrays.get("stopped", np.ones(rows, bool))),
@@ -84,13 +89,14 @@ def replay(config: Config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
     needs_ref = config.kl.beta > 0 and batch.ref_logp_BS is None
     if needs_ref or batch.old_logp_BS is None or config.objective.entropy_quantile > 0:
         logp_BS, entropy_BS = make_score(policy.graphdef, config)(policy.params, batch)
-        batch = batch.replace(
+        batch = dataclasses.replace(
+            batch,
             old_logp_BS=logp_BS if batch.old_logp_BS is None else batch.old_logp_BS,
             ref_logp_BS=logp_BS if needs_ref else batch.ref_logp_BS,
             entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None,
         )
     if config.kl.beta == 0:
-        batch = batch.replace(ref_logp_BS=None)
+        batch = dataclasses.replace(batch, ref_logp_BS=None)
     total_steps = config.update.total_steps or config.iterations * config.update.epochs * config.update.minibatches
     step = jax.jit(make_step(policy.graphdef, config, total_steps))
     state, metrics, logp_BS, grads = step(init_state(policy.params, config), batch)
@@ -101,12 +107,14 @@ def replay(config: Config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m jax_grpo.replay", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
     parser.add_argument("--weights", required=True, help="Hugging Face folder")
     parser.add_argument("--batch", required=True, help="recorded .npz")
     parser.add_argument("--out", required=True, help=".npz to write")
-    parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16"], help="compute dtype; float64 also stores in it")
+    parser.add_argument(
+        "--dtype", choices=["float64", "float32", "bfloat16"], help="compute dtype; float64 also stores in it"
+    )
     args, overrides = parser.parse_known_args(argv)
     try:
         if args.dtype == "float64":
@@ -118,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
         arrays = read_batch(args.batch)
         with jax.default_matmul_precision("highest"):
             out = replay(config, arrays)
-        np.savez(args.out, **out)
+        np.savez(args.out, allow_pickle=False, **out)
     except (BatchError, CannotCut, ConfigError, WeightsError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     print(f"{args.out}: loss {float(out['loss']):.6g}, grad_norm {float(out['grad_norm']):.6g}")

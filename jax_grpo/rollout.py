@@ -122,9 +122,7 @@ def make_generate(
         rows = prompts * group_size
         embedding_VH = model.wte.embedding[...].astype(hidden_PGH.dtype)
         dtype = jnp.promote_types(hidden_PGH.dtype, jnp.float32)
-        logits_RV = jnp.einsum(
-            "rh,vh->rv", hidden_PGH.reshape(rows, -1), embedding_VH, preferred_element_type=dtype
-        )
+        logits_RV = jnp.einsum("rh,vh->rv", hidden_PGH.reshape(rows, -1), embedding_VH, preferred_element_type=dtype)
         keys_R = jax.vmap(lambda key: jax.random.fold_in(key, loop.t))(keys_PG.reshape(rows))
         seen_RV = None if loop.seen_PGV is None else loop.seen_PGV.reshape(rows, -1)
         token_R, logp_R = sample(logits_RV, keys_R, sampling, seen_RV, vocab_size)
@@ -192,4 +190,4 @@ def decode_completions(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
     """Texts of the P * G completions, row by row, up to and including the token that ended each."""
     ids_BC = np.asarray(rollout.completion_ids_PGC).reshape(-1, rollout.completion_ids_PGC.shape[-1])
     lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
-    return [tokenizer.decode(ids[:length]) for ids, length in zip(ids_BC, lengths_B, strict=True)]
+    return [tokenizer.decode(ids[:length].tolist()) for ids, length in zip(ids_BC, lengths_B, strict=True)]

@@ -10,7 +10,9 @@ import chess
 
 from jax_grpo.tasks.base import Position
 
-_POLICY = re.compile(r"P:\s*(?P<fen>\S+ [wb] \S+ \S+ \d+ \d+)\s+M:\s*(?P<moves>.*?)\s+E:\s*(?P<evaluations>.*?)\s+B:\s*(?P<best>\S+)\s*")
+_POLICY = re.compile(
+    r"P:\s*(?P<fen>\S+ [wb] \S+ \S+ \d+ \d+)\s+M:\s*(?P<moves>.*?)\s+E:\s*(?P<evaluations>.*?)\s+B:\s*(?P<best>\S+)\s*"
+)
 _UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
 
 

@@ -84,7 +84,9 @@ def batches(
         prompts = tokenizer.encode_batch([row.prompt for row in chunk])
         completions = tokenizer.encode_batch([row.completion for row in chunk])
         tokens = [(p, [*c, tokenizer.eos_id]) for p, c in zip(prompts, completions, strict=True)]
-        tokens = sorted((pair for pair in tokens if len(pair[0]) + len(pair[1]) <= max_length), key=lambda t: len(t[0] + t[1]))
+        tokens = sorted(
+            (pair for pair in tokens if len(pair[0]) + len(pair[1]) <= max_length), key=lambda t: len(t[0] + t[1])
+        )
         groups = [tokens[i : i + batch_size] for i in range(0, len(tokens) - batch_size + 1, batch_size)]
         rng.shuffle(groups)
         for group in groups:
@@ -140,13 +142,19 @@ def train(config: SFTConfig) -> Path:
     dtype = jnp.dtype(config.compute_dtype)
     if config.weights is None:
         architecture = GPT2Config(
-            tokenizer.vocab_size, config.num_layers, config.num_heads, config.hidden_size, config.max_position_embeddings
+            tokenizer.vocab_size,
+            config.num_layers,
+            config.num_heads,
+            config.hidden_size,
+            config.max_position_embeddings,
         )
         model = GPT2(architecture, rngs=nnx.Rngs(config.seed), compute_dtype=dtype)
         graphdef, params = nnx.split(model, nnx.Param)
     else:
         architecture, params = load_hf(config.weights)
-        graphdef, _ = nnx.split(nnx.eval_shape(lambda: GPT2(architecture, rngs=nnx.Rngs(0), compute_dtype=dtype)), nnx.Param)
+        graphdef, _ = nnx.split(
+            nnx.eval_shape(lambda: GPT2(architecture, rngs=nnx.Rngs(0), compute_dtype=dtype)), nnx.Param
+        )
 
     optimiser = make_optimiser(config)
     opt_state = optimiser.init(params)
@@ -157,12 +165,22 @@ def train(config: SFTConfig) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     started = time.time()
     done = 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with (out / "sft.jsonl").open("w") as log, Progress(*columns, disable=not sys.stdout.isatty()) as progress:
         for number, stage in enumerate(config.stages):
             bar = progress.add_task(f"stage {number}", total=stage.rows // config.batch_size)
             stream = batches(
-                rows(stage.mixture, positions, rng), tokenizer, config.batch_size, architecture.max_position_embeddings, rng
+                rows(stage.mixture, positions, rng),
+                tokenizer,
+                config.batch_size,
+                architecture.max_position_embeddings,
+                rng,
             )
             for _ in range(max(stage.rows // config.batch_size, 1)):
                 params, opt_state, loss = step(params, opt_state, *next(stream))
@@ -170,7 +188,12 @@ def train(config: SFTConfig) -> Path:
                 progress.update(bar, advance=1)
                 if done % 20 == 0:
                     rate = done * config.batch_size / (time.time() - started)
-                    record = {"step": done, "stage": number, "loss": round(float(loss), 4), "rows_per_second": round(rate, 1)}
+                    record = {
+                        "step": done,
+                        "stage": number,
+                        "loss": round(float(loss), 4),
+                        "rows_per_second": round(rate, 1),
+                    }
                     log.write(json.dumps(record) + "\n")
                     log.flush()
                     progress.update(bar, description=f"stage {number}, loss {record['loss']:.3f}, {rate:.0f} rows/s")
@@ -192,7 +215,7 @@ def train(config: SFTConfig) -> Path:
 def main(argv: list[str] | None = None) -> None:
     import argparse
 
-    parser = argparse.ArgumentParser(prog="python -m jax_grpo.sft", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.sft", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
     args, overrides = parser.parse_known_args(argv)
     print("weights:", train(load_yaml(SFTConfig, args.config, overrides)))

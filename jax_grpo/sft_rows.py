@@ -12,6 +12,7 @@ from typing import NamedTuple
 import chess
 
 from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.environment import HISTORY, draw_move, environment_prompt, next_state
 
 
 class Row(NamedTuple):
@@ -52,21 +53,9 @@ def policy_row(position: Position, rng: random.Random) -> Row:
 
 def environment_row(board: chess.Board, rng: random.Random, illegal_fraction: float = 0.05) -> Row:
     """`A: <FEN>+<uci>+<history>+` and the state after it; a few moves are illegal and leave the board as it was."""
-    legal = list(board.legal_moves)
-    move = rng.choice(legal)
-    if rng.random() < illegal_fraction:
-        while move in legal:
-            source, target = rng.sample(range(64), 2)
-            move = chess.Move(source, target)
-    history = " ".join(m.uci() for m in [*board.move_stack[-9:], move])
-    prompt = f"A: {board.fen()}+{move.uci()}+{history}+"
-    if move not in legal:
-        return Row(prompt, f"{board.fen()}+-1.0+0+1")
-    after = board.copy(stack=False)
-    after.push(move)
-    outcome = after.outcome()
-    reward = "0.001" if outcome is None else "1.0" if outcome.winner is not None else "0.5"
-    return Row(prompt, f"{after.fen()}+{reward}+{int(outcome is not None)}+0")
+    move = draw_move(board, rng, illegal_fraction)
+    history = [m.uci() for m in board.move_stack[-HISTORY:]]
+    return Row(environment_prompt(board, move, history), next_state(board, move))
 
 
 def rows(mixture: dict[str, float], positions: Sequence[Position], rng: random.Random) -> Iterator[Row]:

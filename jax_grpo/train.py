@@ -5,6 +5,7 @@ minibatch updates -> metrics and samples; then the rollouts are discarded. This 
 reads top to bottom as its story; the numbers are computed elsewhere.
 """
 
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -69,7 +70,9 @@ class Trainer:
 
     def __init__(self, config: Config):
         self.config = config
-        context = -(-config.prompts.max_prompt_tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE + config.rollout.max_new_tokens
+        context = (
+            -(-config.prompts.max_prompt_tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE + config.rollout.max_new_tokens
+        )
         self.policy: Policy = load_policy(config.model, config.seed, context)
         self.tokenizer = self.policy.tokenizer
         self.task: Task = TASKS[config.task.name](config.task)
@@ -169,17 +172,19 @@ class Trainer:
         )
         if self._needs_old_logp():
             old_logp_BS, entropy_BS = self.score(self.state.params, batch)
-            batch = batch.replace(
-                old_logp_BS=old_logp_BS, entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None
+            batch = dataclasses.replace(
+                batch, old_logp_BS=old_logp_BS, entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None
             )
         if self.reference is not None:
             ref_logp_BS, _ = self.score(self.reference, batch)
-            batch = batch.replace(ref_logp_BS=ref_logp_BS)
+            batch = dataclasses.replace(batch, ref_logp_BS=ref_logp_BS)
         return batch, np.asarray(flat_B)
 
     def _needs_old_logp(self) -> bool:
         """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
-        return self.steps_an_iteration > 1 or self.config.objective.entropy_quantile > 0 or self.config.record_batches > 0
+        return (
+            self.steps_an_iteration > 1 or self.config.objective.entropy_quantile > 0 or self.config.record_batches > 0
+        )
 
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""
@@ -193,9 +198,9 @@ class Trainer:
             for number in range(config.update.minibatches):
                 self.state, metrics = self.update(self.state, take(pieces, number))
                 steps.append(metrics)
-            if config.kl.guardrail == "end_epoch" and self.reference is not None:
-                if bool(beyond_guardrail(steps[-1]["kl/mean"], config.kl)):
-                    break
+            ends = config.kl.guardrail == "end_epoch" and self.reference is not None
+            if ends and bool(beyond_guardrail(steps[-1]["kl/mean"], config.kl)):
+                break
         if int(self.state.nonfinite_in_a_row) >= config.update.max_consecutive_nonfinite:
             raise NonFiniteUpdates(
                 f"{int(self.state.nonfinite_in_a_row)} optimiser steps in a row had a non-finite loss or gradient "
@@ -212,9 +217,12 @@ class Trainer:
         order_P = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(prompts)
         order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
         tokens = jax.tree.map(lambda x: x[order_P], batch.tokens)
-        return jax.tree.map(lambda x: x[order_B], batch.replace(tokens=None)).replace(tokens=tokens)
+        rows = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.name != "tokens"}
+        return dataclasses.replace(batch, tokens=tokens, **jax.tree.map(lambda x: x[order_B], rows))
 
-    def _metrics(self, iteration, scored: Scored, flat_B, steps, seconds: dict[str, float], total: float) -> dict[str, float]:
+    def _metrics(
+        self, iteration, scored: Scored, flat_B, steps, seconds: dict[str, float], total: float
+    ) -> dict[str, float]:
         lengths_B = np.asarray(scored.rollout.completion_mask_PGC).sum(-1).reshape(-1)
         stopped_B = np.asarray(scored.rollout.stopped_PG).reshape(-1)
         group = self.config.rollout.group_size
@@ -267,7 +275,9 @@ def train(config: Config) -> Path:
     every = config.evaluation.every
     evaluation: Evaluation | None = None
     with MetricsLog(run_dir, config) as log, Console(config) as console:
-        console.note(f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}")
+        console.note(
+            f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"
+        )
         for iteration in range(config.iterations):
             if evaluator and (iteration == 0 or (every and iteration % every == 0)):
                 evaluation = evaluator(trainer.state.params)
@@ -283,6 +293,7 @@ def train(config: Config) -> Path:
                 folder.mkdir(exist_ok=True)
                 np.savez(
                     folder / f"{iteration:06d}.npz",
+                    allow_pickle=False,
                     **record(batch, scored.rewards_B, trainer.group_ids()),
                 )
         if evaluator:

@@ -104,7 +104,10 @@ def make_gradient(graphdef, config: Config):
             return loss, (logp_bS, entropy_bS)
 
         parts = config.update.micro_batches
-        pieces = (cut(batch, parts), *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)))
+        pieces = (
+            cut(batch, parts),
+            *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)),
+        )
 
         def add(carry, piece):
             loss, grads = carry

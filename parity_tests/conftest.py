@@ -82,8 +82,8 @@ def model_logp(graphdef, params, tokens: GroupedTokens | FlatTokens) -> np.ndarr
 def relative_error(tree, reference) -> float:
     """Largest relative L2 error over the leaves; a leaf that is zero in both is skipped, zero in one counts as 1."""
     worst = 0.0
-    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(reference), strict=True):
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    leaves = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(part)] for part in (tree, reference))
+    for x, y in zip(*leaves, strict=True):
         norm = np.linalg.norm(y)
         if norm > 0 or np.linalg.norm(x) > 0:
             worst = max(worst, float(np.linalg.norm(x - y) / max(norm, 1e-300)))

@@ -29,7 +29,10 @@ def test_overrides_take_both_forms_and_yaml_numbers():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (["--update.learning_rat", "1"], r"command line: unknown key update.learning_rat. Did you mean update.learning_rate?"),
+        (
+            ["--update.learning_rat", "1"],
+            r"command line: unknown key update.learning_rat. Did you mean update.learning_rate?",
+        ),
         (["--objectve.name", "clip"], r"unknown key objectve.name. Did you mean objective.name?"),
         (["--learning_rate", "1"], r"unknown key learning_rate. Did you mean update.learning_rate?"),
         (["--rollout.top_p", "2"], "rollout.top_p is 2; expected at most 1.0"),
@@ -37,7 +40,10 @@ def test_overrides_take_both_forms_and_yaml_numbers():
         (["--rollout.group_size", "many"], "rollout.group_size is 'many'; expected a whole number"),
         (["--rollout.group_size", "2.5"], "rollout.group_size is 2.5; expected a whole number"),
         (["--rollout.group_size", "1"], "rollout.group_size 1 gives every completion advantage 0"),
-        (["--objective.name", "clop"], "objective.name is 'clop'; expected one of 'clip', 'cispo', 'sapo' or 'reinforce'"),
+        (
+            ["--objective.name", "clop"],
+            "objective.name is 'clop'; expected one of 'clip', 'cispo', 'sapo' or 'reinforce'",
+        ),
         (["--objective.delta", "1.1"], "objective.delta 1.1 must exceed 1 + objective.epsilon_high"),
         (["--kl.beta_min", "3"], "kl.beta_min 3.0 must not exceed kl.beta_max 1.0"),
         (["--kl.beta", ".nan"], "kl.beta is nan; expected a finite number"),
@@ -60,12 +66,18 @@ def test_wrong_settings_name_key_value_and_expectation(override, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("iterations: 3\nrun_dir: x\nmodel: {weights: packaged:rook-small}\nupdat: {}\n", r"c.yaml:4: unknown key updat. Did you mean update?"),
+        (
+            "iterations: 3\nrun_dir: x\nmodel: {weights: packaged:rook-small}\nupdat: {}\n",
+            r"c.yaml:4: unknown key updat. Did you mean update?",
+        ),
         ("iterations: 3\niterations: 4\n", "c.yaml:2: iterations is given twice (first on line 1)"),
         ("iterations: [\n", "c.yaml:2: not valid YAML"),
         ("- 1\n", "c.yaml: expected a mapping of settings, found list"),
         ("run_dir: x\nmodel: {weights: packaged:rook-small}\n", "c.yaml: iterations is missing"),
-        ("iterations: 3\nrun_dir: x\nmodel:\n  weights: packaged:rook-small\n  remat: 1\n", "c.yaml:5: model.remat is 1; expected true or false"),
+        (
+            "iterations: 3\nrun_dir: x\nmodel:\n  weights: packaged:rook-small\n  remat: 1\n",
+            "c.yaml:5: model.remat is 1; expected true or false",
+        ),
     ],
 )
 def test_wrong_files_name_their_line(text, message, tmp_path):
@@ -86,16 +98,25 @@ def test_the_command_line_shows_the_resolved_config_and_one_line_for_an_error(tm
     (tmp_path / "shown.yaml").write_text(shown.stdout)
     assert load_config(str(tmp_path / "shown.yaml")).seed == 5
     failed = _train("--rollout.top_p", "2")
-    assert failed.returncode == 1 and failed.stderr.strip() == "ConfigError: command line: rollout.top_p is 2; expected at most 1.0"
+    assert (
+        failed.returncode == 1
+        and failed.stderr.strip() == "ConfigError: command line: rollout.top_p is 2; expected at most 1.0"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model.weights", "/no/such/folder"], r"/no/such/folder/config.json does not exist; expected a Hugging Face folder"),
+        (
+            ["--model.weights", "/no/such/folder"],
+            r"/no/such/folder/config.json does not exist; expected a Hugging Face folder",
+        ),
         (["--prompts.source", "/no/such.pgn"], r"/no/such.pgn: no such file"),
         (["--task.engine.path", "/no/such"], r"task.engine.path is '/no/such': no such executable"),
-        (["--task.rewards.legl", "1"], r"task.rewards.legl: the policy task has no such component. Did you mean legal\?"),
+        (
+            ["--task.rewards.legl", "1"],
+            r"task.rewards.legl: the policy task has no such component. Did you mean legal\?",
+        ),
         (["--model.tokenizer", "gpt2"], r"model.tokenizer 'gpt2' has 50257 tokens but the model's vocabulary has 585"),
         (["--prompts.max_prompt_tokens", "300"], r"= 308 tokens; the model has 256 positions"),
         (["--logging.wandb", "offline"], r"wandb is not installed: `pip install wandb`"),

@@ -40,7 +40,9 @@ def numpy_surrogate(name: str, level: str, logp, delta=None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize(("name", "delta"), [("clip", None), ("clip", 1.5), ("cispo", None), ("sapo", None), ("reinforce", None)])
+@pytest.mark.parametrize(
+    ("name", "delta"), [("clip", None), ("clip", 1.5), ("cispo", None), ("sapo", None), ("reinforce", None)]
+)
 def test_surrogate_is_its_definition(name, delta, level, x64):
     # epsilon_high is the ratio's excess over 1 for `clip` and the weight's bound itself for `cispo`
     high = 1.28 if name == "cispo" else 0.28
@@ -69,7 +71,9 @@ def test_both_clip_sides_stop_the_gradient_only_where_the_advantage_pushes_outwa
     config = ObjectiveConfig(epsilon_low=0.2, epsilon_high=0.2)
     logp = jnp.log(jnp.array([[1.5], [0.5], [1.5], [0.5]]))
     advantages = jnp.array([1.0, -1.0, -1.0, 1.0])
-    grad = jax.grad(lambda x: jnp.sum(objective.surrogate(x, jnp.zeros((4, 1)), advantages, jnp.ones((4, 1)), config)))(logp)
+    grad = jax.grad(lambda x: jnp.sum(objective.surrogate(x, jnp.zeros((4, 1)), advantages, jnp.ones((4, 1)), config)))(
+        logp
+    )
     np.testing.assert_allclose(grad[:, 0], [0.0, 0.0, 1.5, -0.5], atol=1e-12)
 
 
@@ -83,7 +87,9 @@ def test_cispo_differentiates_logp_and_not_its_weight(x64):
 def test_kl_estimators_are_their_closed_forms(x64):
     d = REF - LOGP
     for name, expected in {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d}.items():
-        np.testing.assert_allclose(objective.kl_per_token(LOGP, REF, MASK, name), expected * MASK, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(
+            objective.kl_per_token(LOGP, REF, MASK, name), expected * MASK, rtol=1e-12, atol=1e-15
+        )
 
 
 @pytest.mark.parametrize("name", ["k1", "k3"])
@@ -127,10 +133,14 @@ def test_masked_positions_may_hold_anything(poison):
     config, kl = ObjectiveConfig(), KLConfig(importance_corrected=True)
 
     def loss(logp, old, ref):
-        return jnp.sum(objective.token_losses(logp, old, ref, ADVANTAGES, MASK, jnp.asarray(MASK), jnp.float32(0.1), config, kl))
+        return jnp.sum(
+            objective.token_losses(logp, old, ref, ADVANTAGES, MASK, jnp.asarray(MASK), jnp.float32(0.1), config, kl)
+        )
 
     clean = jnp.asarray(LOGP, jnp.float32), jnp.asarray(OLD, jnp.float32), jnp.asarray(REF, jnp.float32)
-    value, grad = jax.value_and_grad(loss)(garbage, jnp.where(MASK > 0, clean[1], poison), jnp.where(MASK > 0, clean[2], -poison))
+    value, grad = jax.value_and_grad(loss)(
+        garbage, jnp.where(MASK > 0, clean[1], poison), jnp.where(MASK > 0, clean[2], -poison)
+    )
     expected, expected_grad = jax.value_and_grad(loss)(*clean)
     assert value == expected
     np.testing.assert_array_equal(grad, np.where(MASK > 0, expected_grad, 0))

@@ -46,7 +46,9 @@ def test_packaged_positions_have_real_variety():
         board = chess.Board(position.fen)
         moves = list(board.legal_moves)
         seen["white" if board.turn else "black"] += 1
-        seen["endgame" if len(board.piece_map()) <= 12 else "opening" if board.fullmove_number <= 8 else "middlegame"] += 1
+        seen[
+            "endgame" if len(board.piece_map()) <= 12 else "opening" if board.fullmove_number <= 8 else "middlegame"
+        ] += 1
         seen["check"] += board.is_check()
         seen["promotion"] += any(m.promotion for m in moves)
         seen["castling"] += any(board.is_castling(m) for m in moves)
@@ -73,12 +75,17 @@ def test_selfplay_is_seeded_and_held_out_games_are_others():
     assert selfplay_positions(3, 7) == selfplay_positions(3, 7) != selfplay_positions(3, 8)
     for position in selfplay_positions(2, 7)[::10]:
         assert chess.Board(position.fen).is_valid()
-    train, heldout = (load_positions(PromptsConfig(source="selfplay", selfplay_games=3, split=s), 0) for s in ("train", "heldout"))
+    train, heldout = (
+        load_positions(PromptsConfig(source="selfplay", selfplay_games=3, split=s), 0) for s in ("train", "heldout")
+    )
     assert train != heldout
 
 
 def _rows(positions):
-    return [{"fen": p.fen, "history": list(p.history), "moves": list(p.moves), "evaluations": list(p.evaluations)} for p in positions]
+    return [
+        {"fen": p.fen, "history": list(p.history), "moves": list(p.moves), "evaluations": list(p.evaluations)}
+        for p in positions
+    ]
 
 
 def test_every_format_reads_the_same_positions(tmp_path):
@@ -86,7 +93,9 @@ def test_every_format_reads_the_same_positions(tmp_path):
     rows = _rows(positions)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    lines = [",".join([r["fen"], *(" ".join(map(str, r[k])) for k in ("history", "moves", "evaluations"))]) for r in rows]
+    lines = [
+        ",".join([r["fen"], *(" ".join(map(str, r[k])) for k in ("history", "moves", "evaluations"))]) for r in rows
+    ]
     (tmp_path / "a.csv").write_text("\n".join(["fen,history,moves,evaluations", *lines]))
     for name in ("a.parquet", "a.jsonl", "a.csv"):
         assert read_positions(tmp_path / name) == positions, name
@@ -117,8 +126,16 @@ def test_pgn_gives_every_position_with_its_history(tmp_path):
         ("a.jsonl", "{", r"a.jsonl:1: not JSON"),
         ("a.jsonl", "[1]", r"a.jsonl:1: .*expected an object with a 'fen'"),
         ("a.jsonl", json.dumps({"fen": chess.STARTING_FEN, "moves": ["e2e4"]}), r"1 moves but 0 evaluations"),
-        ("a.jsonl", json.dumps({"fen": chess.STARTING_FEN, "moves": ["e2e5"], "evaluations": [1]}), r"move 'e2e5' is not legal"),
-        ("a.csv", f"fen,moves,evaluations\n{chess.STARTING_FEN},e2e4,good\n", r"a.csv:2: evaluations 'good'; expected numbers"),
+        (
+            "a.jsonl",
+            json.dumps({"fen": chess.STARTING_FEN, "moves": ["e2e5"], "evaluations": [1]}),
+            r"move 'e2e5' is not legal",
+        ),
+        (
+            "a.csv",
+            f"fen,moves,evaluations\n{chess.STARTING_FEN},e2e4,good\n",
+            r"a.csv:2: evaluations 'good'; expected numbers",
+        ),
         ("a.parquet", "PAR1 cut short", r"a.parquet: not a readable Parquet file"),
         ("a.txt", "P: x M: y", r"a.txt:1: policy row 'P: x M: y'; expected `P: <FEN> M:"),
         ("a.pgn", "1. e4 e5 2. Ke7 *\n", r"a.pgn: game 1: illegal san"),

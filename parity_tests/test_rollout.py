@@ -18,10 +18,11 @@ from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.weights import load_hf
 
 CHESS = Tokenizer.load("chess")
+UNCHANGED = Sampling()
 NEVER = np.repeat(np.arange(2)[:, None], TINY.vocab_size, axis=1)  # no token stops
 
 
-def _generate(graphdef, *, group=2, new=6, sampling=Sampling(), table=NEVER, vocab=TINY.vocab_size):
+def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, vocab=TINY.vocab_size):
     return make_generate(
         graphdef,
         vocab_size=vocab,
@@ -111,7 +112,9 @@ def test_top_p_keeps_at_least_one_token():
 def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_path):
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=131, n_layer=2, n_head=2, n_embd=32, n_positions=32, bos_token_id=0, eos_token_id=0)
+        transformers.GPT2Config(
+            vocab_size=131, n_layer=2, n_head=2, n_embd=32, n_positions=32, bos_token_id=0, eos_token_id=0
+        )
     ).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -127,7 +130,15 @@ def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_p
         prompt = torch.tensor(ids[row : row + 1, 10 - length :], dtype=torch.long)
         with torch.no_grad():
             ones = torch.ones_like(prompt)
-            out = theirs.generate(prompt, attention_mask=ones, max_new_tokens=12, min_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
+            out = theirs.generate(
+                prompt,
+                attention_mask=ones,
+                max_new_tokens=12,
+                min_new_tokens=12,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+            )
         np.testing.assert_array_equal(ours[row], out[0, length:], err_msg=f"prompt {row} of {length} tokens")
 
 
@@ -158,7 +169,9 @@ def test_sampling_logprobs_are_those_the_trainer_recomputes():
 
     graphdef, params = tiny_model()
     ids, mask = _prompts([3, 7, 5, 9])
-    out = _generate(graphdef, group=4, sampling=Sampling(top_k=20))(params, ids, mask, np.zeros(4, np.int32), np.arange(4), 0, 0)
+    out = _generate(graphdef, group=4, sampling=Sampling(top_k=20))(
+        params, ids, mask, np.zeros(4, np.int32), np.arange(4), 0, 0
+    )
     tokens = GroupedTokens(jnp.asarray(ids), jnp.asarray(mask), out.completion_ids_PGC, out.completion_mask_PGC)
     error = np.abs(model_logp(graphdef, params, tokens) - np.asarray(out.sampling_logp_PGC).reshape(16, 6)).max()
     print(f"largest difference {error:.1e} nats (tolerance 2e-5: float32 rounding of two orders of summation)")
@@ -170,19 +183,28 @@ def test_rows_stop_at_their_stop_and_are_padded_after_it():
     ids, mask = _prompts([4] * 8)
     stops = np.arange(TINY.vocab_size) % 4 == 0  # a quarter of the vocabulary ends a completion
     table = np.stack([stops.astype(np.int32), np.ones(TINY.vocab_size, np.int32)])
-    out = _generate(graphdef, group=8, new=10, table=table)(params, ids, mask, np.zeros(8, np.int32), np.arange(8), 0, 0)
+    out = _generate(graphdef, group=8, new=10, table=table)(
+        params, ids, mask, np.zeros(8, np.int32), np.arange(8), 0, 0
+    )
     tokens, kept = (np.asarray(x).reshape(64, 10) for x in (out.completion_ids_PGC, out.completion_mask_PGC))
     for row, length in enumerate(kept.sum(1)):
         assert (kept[row] == (np.arange(10) < length)).all()
         assert not stops[tokens[row, : length - 1]].any()
         assert np.asarray(out.stopped_PG).reshape(64)[row] == stops[tokens[row, length - 1]]
-        assert (tokens[row, length:] == 0).all() and (np.asarray(out.sampling_logp_PGC).reshape(64, 10)[row, length:] == 0).all()
+        assert (tokens[row, length:] == 0).all() and (
+            np.asarray(out.sampling_logp_PGC).reshape(64, 10)[row, length:] == 0
+        ).all()
     assert 1 < kept.sum(1).mean() < 10
 
 
 def test_the_policy_stop_holds_on_device_as_on_text():
     table = policy_stop().token_table(CHESS)
-    for text, start, length in ((" e2e4 d2d4", 2, 2), (" e7e8q    ", 2, 3), (" e7e8    ", 2, 3), (" a1    B: b2b3 x", 0, 4)):
+    for text, start, length in (
+        (" e2e4 d2d4", 2, 2),
+        (" e7e8q    ", 2, 3),
+        (" e7e8    ", 2, 3),
+        (" a1    B: b2b3 x", 0, 4),
+    ):
         state, steps = start, 0
         for token in CHESS.encode(text):
             state, steps = table[state, token], steps + 1

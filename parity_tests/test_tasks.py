@@ -44,7 +44,7 @@ def test_prompts_are_the_published_formats():
     assert FULL.prompt(POSITION, 0).text == f"P: {POSITION.fen}    M:"
     assert ONE.prompt(POSITION, 0).text == f"P: {POSITION.fen}    B:"
     environment = TASKS["environment"](TaskConfig(name="environment", illegal_fraction=0.0))
-    history = tuple(f"{f}2{f}3" for f in "abcdefgh") + ("a7a6", "b7b6")
+    history = (*tuple(f"{f}2{f}3" for f in "abcdefgh"), "a7a6", "b7b6")
     text = environment.prompt(Position(POSITION.fen, history), 3).text
     fen, move, moves, end = text.removeprefix("A: ").split("+")
     assert fen == POSITION.fen and end == "" and len(moves.split()) == 10 and moves.split()[-1] == move
@@ -147,7 +147,11 @@ def test_edit_distance_is_the_textbook_recursion(a, b):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.one_of(st.text(max_size=40), st.text(" abcdefgh12345678EMB:+-.qrbn", max_size=60)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=40), st.text(" abcdefgh12345678EMB:+-.qrbn", max_size=60)), min_size=1, max_size=4
+    )
+)
 def test_any_text_is_scored_without_a_crash_and_independently_of_its_neighbours(texts):
     environment = TASKS["environment"](TaskConfig(name="environment"))
     for task in (FULL, ONE, environment, TASKS["length"](TaskConfig(name="length"))):
@@ -190,7 +194,11 @@ def test_token_automaton_stops_where_the_byte_automaton_does(name):
     pieces, rng = tokenizer.token_bytes(), random.Random(0)
     for rule, start, texts in (
         (policy_stop(), SEEKING, [f"{GOOD} rest", " x B B: b1c3x", " E: B: a7a8 "]),
-        (environment_stop(), 0, [f"{b.fen()}+0.001+0+0+x" for b, _ in zip(random_positions(rng), range(200), strict=False)]),
+        (
+            environment_stop(),
+            0,
+            [f"{b.fen()}+0.001+0+0+x" for b, _ in zip(random_positions(rng), range(200), strict=False)],
+        ),
     ):
         table = rule.token_table(tokenizer)
         for text in texts:

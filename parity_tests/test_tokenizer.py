@@ -33,7 +33,12 @@ def test_gpt2_ids_equal_those_of_transformers(tmp_path):
     TOKENIZERS["gpt2"].save(tmp_path)
     theirs = GPT2TokenizerFast.from_pretrained(tmp_path)
     rng = random.Random(0)
-    texts = [START, "Hello, Wörld!\n\n  tabs\tand  spaces", "棋 ♞ e2e4", *(b.fen() for b, _ in zip(random_positions(rng), range(200), strict=False))]
+    texts = [
+        START,
+        "Hello, Wörld!\n\n  tabs\tand  spaces",
+        "棋 ♞ e2e4",
+        *(b.fen() for b, _ in zip(random_positions(rng), range(200), strict=False)),
+    ]
     for text in texts:
         assert TOKENIZERS["gpt2"].encode(text) == theirs(text)["input_ids"], text
 
@@ -54,7 +59,10 @@ def test_a_board_is_64_tokens_one_per_square():
     tokenizer = TOKENIZERS["chess"]
     for board, _ in zip(random_positions(random.Random(2)), range(300), strict=False):
         assert len(tokenizer.encode(board.board_fen())) == 64
-    same_square = [tokenizer.encode(f"P: {chess.Board(fen).fen()}")[1 + 4] for fen in (chess.STARTING_FEN, "4k3/8/8/8/8/8/8/4K3 w - - 0 1")]
+    same_square = [
+        tokenizer.encode(f"P: {chess.Board(fen).fen()}")[1 + 4]
+        for fen in (chess.STARTING_FEN, "4k3/8/8/8/8/8/8/4K3 w - - 0 1")
+    ]
     assert same_square[0] == same_square[1], "the black king on e8 is the same token at the same place in both"
 
 

@@ -18,11 +18,31 @@ SMALL = [
     "--iterations", "2", "--prompts.per_iteration", "4", "--rollout.group_size", "4", "--update.warmup_steps", "0",
     "--logging.samples_every", "1",
 ]  # fmt: skip
-REQUIRED = (
-    "iteration optimizer_step loss policy_loss kl/mean kl/p95 beta entropy reward/mean reward/std reward/legal/mean "
-    "legal_move_rate groups_without_signal clip_fraction/low clip_fraction/high grad_norm completion_length/mean "
-    "truncated_fraction time/rollout time/reward time/score time/update tokens_per_second"
-).split()
+REQUIRED = [
+    "iteration",
+    "optimizer_step",
+    "loss",
+    "policy_loss",
+    "kl/mean",
+    "kl/p95",
+    "beta",
+    "entropy",
+    "reward/mean",
+    "reward/std",
+    "reward/legal/mean",
+    "legal_move_rate",
+    "groups_without_signal",
+    "clip_fraction/low",
+    "clip_fraction/high",
+    "grad_norm",
+    "completion_length/mean",
+    "truncated_fraction",
+    "time/rollout",
+    "time/reward",
+    "time/score",
+    "time/update",
+    "tokens_per_second",
+]
 
 
 @pytest.fixture
@@ -33,7 +53,9 @@ def in_repository(monkeypatch, request):
 def test_the_length_toy_climbs_to_its_cap_and_stays(in_repository, tmp_path):
     run = train(load_config(TOY, ["--run_dir", str(tmp_path / "run"), "--logging.samples_every", "0"]))
     reward = [record["reward/mean"] for record in read_metrics(run / "metrics.jsonl")]
-    print(f"reward: start {np.mean(reward[:3]):.2f}, last ten {np.mean(reward[-10:]):.3f}, least of them {min(reward[-10:]):.3f}")
+    print(
+        f"reward: start {np.mean(reward[:3]):.2f}, last ten {np.mean(reward[-10:]):.3f}, least of them {min(reward[-10:]):.3f}"
+    )
     assert np.mean(reward[:3]) < 0.3 and np.mean(reward[-10:]) > 0.98 and min(reward[-10:]) > 0.95
 
 
@@ -83,7 +105,15 @@ def test_minibatches_epochs_and_options_take_their_steps(in_repository, tmp_path
 
 
 def test_nonfinite_updates_in_a_row_end_the_run_with_the_cause(in_repository, tmp_path):
-    overrides = [*SMALL, "--update.learning_rate", "1e30", "--update.max_consecutive_nonfinite", "1", "--run_dir", str(tmp_path)]
+    overrides = [
+        *SMALL,
+        "--update.learning_rate",
+        "1e30",
+        "--update.max_consecutive_nonfinite",
+        "1",
+        "--run_dir",
+        str(tmp_path),
+    ]
     trainer = Trainer(load_config(QUICK, overrides))
     with pytest.raises(NonFiniteUpdates, match=r"update.max_consecutive_nonfinite = 1.*lower update.learning_rate"):
         for i in range(4):
@@ -102,7 +132,16 @@ def test_replay_from_the_command_line_writes_every_gradient_and_parameter(in_rep
     }
     np.savez(tmp_path / "b.npz", **arrays)
     weights = "jax_grpo/assets/models/rook-small"
-    command = ["--config", QUICK, "--weights", weights, "--batch", str(tmp_path / "b.npz"), "--out", str(tmp_path / "o.npz")]
+    command = [
+        "--config",
+        QUICK,
+        "--weights",
+        weights,
+        "--batch",
+        str(tmp_path / "b.npz"),
+        "--out",
+        str(tmp_path / "o.npz"),
+    ]
     main(command)
     out = dict(np.load(tmp_path / "o.npz"))
     grads = {name for name in out if name.startswith("grad/transformer.")}
@@ -123,7 +162,9 @@ def test_replay_from_the_command_line_writes_every_gradient_and_parameter(in_rep
     ],
 )
 def test_bad_batches_are_named(change, message, tmp_path):
-    arrays = {n: np.ones((2, 5), np.int32) for n in ("input_ids", "attention_mask", "completion_mask")} | {"advantages": np.ones(2)}
+    arrays = {n: np.ones((2, 5), np.int32) for n in ("input_ids", "attention_mask", "completion_mask")} | {
+        "advantages": np.ones(2)
+    }
     change(arrays)
     np.savez(tmp_path / "b.npz", **arrays)
     with pytest.raises(BatchError, match=message):
@@ -138,7 +179,11 @@ def test_metrics_are_strict_json_and_a_line_cut_short_is_left_out(tmp_path, in_r
         log.write({"iteration": 0, "loss": 1.5})
         log.write({"iteration": 1, "loss": float("nan")})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[1], parse_constant=lambda c: pytest.fail(c)) == {"iteration": 1, "loss": None, "nonfinite": ["loss"]}
+    assert json.loads(lines[1], parse_constant=pytest.fail) == {
+        "iteration": 1,
+        "loss": None,
+        "nonfinite": ["loss"],
+    }
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 2, "lo')
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2

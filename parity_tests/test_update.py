@@ -1,12 +1,13 @@
 """The optimiser step: invariant to cuts, to padding and to layout; guarded; its schedule and its direction."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from conftest import TINY, config, model_logp, relative_error, tiny_model, training_batch
-
 from flax import nnx
 
 from jax_grpo.advantages import group_advantages
@@ -28,7 +29,7 @@ def _flat(batch):
         return None if x is None else jnp.pad(x, ((0, 0), (width, 0)))
 
     names = ("mask_BS", "old_logp_BS", "ref_logp_BS", "sampling_logp_BS", "entropy_BS")
-    return batch.replace(tokens=batch.tokens.flat(), **{name: pad(getattr(batch, name)) for name in names})
+    return dataclasses.replace(batch, tokens=batch.tokens.flat(), **{name: pad(getattr(batch, name)) for name in names})
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -37,24 +38,32 @@ def test_any_number_of_micro_batches_gives_the_same_gradient(aggregation, x64):
     batch = training_batch(graphdef, params, dtype=jnp.float64)
     results = []
     for parts in (1, 2, 4, 8):
-        settings = config(objective={"aggregation": aggregation}, update={"learning_rate": 1e-3, "micro_batches": parts})
+        settings = config(
+            objective={"aggregation": aggregation}, update={"learning_rate": 1e-3, "micro_batches": parts}
+        )
         results.append(jax.jit(make_gradient(graphdef, settings))(params, batch, jnp.float64(0.1)))
     for loss, grads, *_ in results[1:]:
         error = relative_error(grads, results[0][1])
-        print(f"{aggregation}: loss {abs(loss - results[0][0]):.1e}, gradients {error:.1e} (tolerance 1e-12: float64 rounding)")
+        print(
+            f"{aggregation}: loss {abs(loss - results[0][0]):.1e}, gradients {error:.1e} (tolerance 1e-12: float64 rounding)"
+        )
         assert abs(loss - results[0][0]) < 1e-12 and error < 1e-12
     assert optax.tree.norm(results[0][1]) > 1e-2
 
 
-@pytest.mark.parametrize("extra", [{}, {"entropy_coefficient": 0.1}, {"importance_level": "sequence"}, {"mask_truncated": True}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"entropy_coefficient": 0.1}, {"importance_level": "sequence"}, {"mask_truncated": True}]
+)
 def test_grouped_and_flat_layouts_give_the_same_step(extra, x64):
     graphdef, params = tiny_model(jnp.float64)
-    batch = training_batch(graphdef, params, dtype=jnp.float64).replace(stopped_B=jnp.arange(16) % 3 != 0)
+    batch = dataclasses.replace(training_batch(graphdef, params, dtype=jnp.float64), stopped_B=jnp.arange(16) % 3 != 0)
     gradient = jax.jit(make_gradient(graphdef, config(objective=extra)))
     loss, grads, logp, _ = gradient(params, batch, jnp.float64(0.1))
     flat_loss, flat_grads, flat_logp, _ = gradient(params, _flat(batch), jnp.float64(0.1))
     assert abs(loss - flat_loss) < 1e-12 and relative_error(grads, flat_grads) < 1e-11
-    np.testing.assert_allclose(np.where(batch.mask_BS, logp, 0), np.where(batch.mask_BS, flat_logp[:, -6:], 0), atol=1e-12)
+    np.testing.assert_allclose(
+        np.where(batch.mask_BS, logp, 0), np.where(batch.mask_BS, flat_logp[:, -6:], 0), atol=1e-12
+    )
 
 
 def test_prompt_only_padding_changes_nothing(x64):
@@ -69,7 +78,7 @@ def test_prompt_only_padding_changes_nothing(x64):
     )
     gradient = jax.jit(make_gradient(graphdef, config()))
     loss, grads, *_ = gradient(params, batch, jnp.float64(0.1))
-    wide_loss, wide_grads, *_ = gradient(params, batch.replace(tokens=wider), jnp.float64(0.1))
+    wide_loss, wide_grads, *_ = gradient(params, dataclasses.replace(batch, tokens=wider), jnp.float64(0.1))
     # the position embedding of an extra padding column is not read by any real token: all gradients agree
     assert abs(loss - wide_loss) < 1e-12 and relative_error(wide_grads, grads) < 1e-12
 
@@ -81,7 +90,7 @@ def test_raising_one_reward_raises_that_samples_logprob_and_no_other_groups_adva
     rewards = jnp.zeros(16).at[5].set(1.0)
     advantages, _ = group_advantages(rewards, ids, AdvantageConfig(scale="none"))
     assert (np.asarray(advantages).reshape(4, 4)[[0, 2, 3]] == 0).all()
-    batch = batch.replace(advantages_B=advantages, old_logp_BS=None, ref_logp_BS=None)
+    batch = dataclasses.replace(batch, advantages_B=advantages, old_logp_BS=None, ref_logp_BS=None)
     settings = config(kl={"beta": 0.0}, update={"learning_rate": 1e-3})
     before = model_logp(graphdef, params, batch.tokens)
     state, *_ = jax.jit(make_step(graphdef, settings, 10))(init_state(params, settings), batch)
@@ -96,8 +105,8 @@ def test_ratio_is_one_when_the_old_policy_is_the_current_one():
     batch = training_batch(graphdef, params)
     old, _ = make_score(graphdef, settings)(params, batch)
     step = jax.jit(make_step(graphdef, settings, 10))
-    _, cached, *_ = step(init_state(params, settings), batch.replace(old_logp_BS=old))
-    _, implied, *_ = step(init_state(params, settings), batch.replace(old_logp_BS=None))
+    _, cached, *_ = step(init_state(params, settings), dataclasses.replace(batch, old_logp_BS=old))
+    _, implied, *_ = step(init_state(params, settings), dataclasses.replace(batch, old_logp_BS=None))
     assert float(implied["ratio/mean"]) == 1.0
     assert abs(float(cached["ratio/mean"]) - 1) < 1e-6
     assert abs(float(cached["loss"] - implied["loss"])) < 1e-6
@@ -105,7 +114,9 @@ def test_ratio_is_one_when_the_old_policy_is_the_current_one():
 
 def test_metrics_see_both_clip_sides_and_the_kl():
     graphdef, params = tiny_model()
-    _, metrics, *_ = jax.jit(make_step(graphdef, config(), 10))(init_state(params, config()), training_batch(graphdef, params))
+    _, metrics, *_ = jax.jit(make_step(graphdef, config(), 10))(
+        init_state(params, config()), training_batch(graphdef, params)
+    )
     assert 0 < metrics["clip_fraction/low"] < 1 and 0 < metrics["clip_fraction/high"] < 1
     assert 0 < metrics["kl/mean"] < metrics["kl/p95"]
     assert metrics["grad_norm"] > 0 and metrics["logp_mismatch/max"] > 0
@@ -118,10 +129,12 @@ def test_a_nonfinite_step_is_skipped_and_counted(poison):
     batch = training_batch(graphdef, params)
     update = make_update(graphdef, settings, 10)
     state = init_state(jax.tree.map(jnp.copy, params), settings)
-    bad = batch.replace(advantages_B=batch.advantages_B.at[3].set(poison))
+    bad = dataclasses.replace(batch, advantages_B=batch.advantages_B.at[3].set(poison))
     state, metrics = update(state, bad)
     assert int(state.nonfinite_in_a_row) == 1 and int(metrics["nonfinite"]) == 1 and int(state.optimizer_step) == 0
-    for x, y in zip(jax.tree.leaves((state.params, state.beta)), jax.tree.leaves((params, jnp.float32(0.04))), strict=True):
+    for x, y in zip(
+        jax.tree.leaves((state.params, state.beta)), jax.tree.leaves((params, jnp.float32(0.04))), strict=True
+    ):
         np.testing.assert_array_equal(x, y)
     assert all((np.asarray(m) == 0).all() for m in jax.tree.leaves(state.opt_state))
     state, _ = update(state, batch)
@@ -145,7 +158,9 @@ def test_gradients_are_clipped_by_global_norm_and_adamw_equals_optax():
 
 
 def test_schedule_at_its_corners():
-    at = schedule(UpdateConfig(learning_rate=1.0, schedule="cosine", warmup_steps=4, final_learning_rate_fraction=0.1), 24)
+    at = schedule(
+        UpdateConfig(learning_rate=1.0, schedule="cosine", warmup_steps=4, final_learning_rate_fraction=0.1), 24
+    )
     expected = {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 14: 0.55, 24: 0.1, 99: 0.1}
     for t, value in expected.items():
         assert float(at(t)) == pytest.approx(value, abs=1e-6), t

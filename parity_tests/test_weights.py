@@ -72,9 +72,18 @@ def test_original_names_buffers_shards_and_half_precision_are_read(folder, tmp_p
     ("change", "message"),
     [
         (lambda t: t.pop("transformer.h.1.mlp.c_fc.bias"), r"'transformer.h.1.mlp.c_fc.bias' \(128,\) is missing"),
-        (lambda t: t.update({"transformer.h.9.x": np.ones(2, np.float32)}), r"'transformer.h.9.x' \(2,\) is not part of a 2-layer"),
-        (lambda t: t.update({"transformer.ln_f.bias": np.ones(3, np.float32)}), r"ln_f.bias' has shape \(3,\); expected \(32,\)"),
-        (lambda t: t.update({"transformer.ln_f.bias": np.ones(32, np.int32)}), r"ln_f.bias' has dtype I32; expected one of F64"),
+        (
+            lambda t: t.update({"transformer.h.9.x": np.ones(2, np.float32)}),
+            r"'transformer.h.9.x' \(2,\) is not part of a 2-layer",
+        ),
+        (
+            lambda t: t.update({"transformer.ln_f.bias": np.ones(3, np.float32)}),
+            r"ln_f.bias' has shape \(3,\); expected \(32,\)",
+        ),
+        (
+            lambda t: t.update({"transformer.ln_f.bias": np.ones(32, np.int32)}),
+            r"ln_f.bias' has dtype I32; expected one of F64",
+        ),
         (lambda t: t.update({"lm_head.weight": np.ones((131, 32), np.float32)}), r"'lm_head.weight' differs from"),
     ],
 )

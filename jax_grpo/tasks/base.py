@@ -65,7 +65,8 @@ class Task(Protocol):
 
 def total_reward(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
     """Weighted sum of the components, float32 [B]."""
-    return np.sum([np.float32(weights[name]) * values for name, values in components.items()], axis=0, dtype=np.float32)
+    terms = [np.float32(weights[name]) * values for name, values in components.items()]
+    return np.asarray(np.sum(terms, axis=0), np.float32)
 
 
 class UnknownComponent(ValueError):

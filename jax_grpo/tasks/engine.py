@@ -14,7 +14,6 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Sequence
-
 from typing import NamedTuple
 
 import chess
@@ -87,7 +86,9 @@ class EnginePool:
         self._executor = concurrent.futures.ThreadPoolExecutor(config.processes, thread_name_prefix="engine")
         self._cache = sqlite3.connect(config.cache or ":memory:", check_same_thread=False)
         self._cache_lock = threading.Lock()
-        self._cache.execute("CREATE TABLE IF NOT EXISTS analyses (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
+        self._cache.execute(
+            "CREATE TABLE IF NOT EXISTS analyses (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
+        )
 
     def __enter__(self) -> "EnginePool":
         return self
@@ -135,15 +136,23 @@ class EnginePool:
                 engine = engine or self._start()
                 lines = self._lines(engine, board)
                 lines = [line for line in lines if line.get("pv") and "score" in line]
-                evaluations = tuple(pawns(line["score"]) for line in lines)
+                evaluations = tuple(pawns(line["score"]) for line in lines if "score" in line)
                 self._idle.put(engine)
-                return Analysis(tuple(line["pv"][0].uci() for line in lines), evaluations, evaluations[0])
-            except (chess.engine.EngineError, concurrent.futures.CancelledError, TimeoutError, EngineError, OSError) as error:
+                return Analysis(tuple(line.get("pv", [])[0].uci() for line in lines), evaluations, evaluations[0])
+            except (
+                chess.engine.EngineError,
+                concurrent.futures.CancelledError,
+                TimeoutError,
+                EngineError,
+                OSError,
+            ) as error:
                 problem = error
                 if engine is not None:
                     _end(engine)
                 self._idle.put(None)
-        raise EngineError(f"{self._path} failed {ATTEMPTS} times on {fen!r}: {type(problem).__name__}: {problem}") from problem
+        raise EngineError(
+            f"{self._path} failed {ATTEMPTS} times on {fen!r}: {type(problem).__name__}: {problem}"
+        ) from problem
 
     def _lines(self, engine: chess.engine.SimpleEngine, board: chess.Board) -> list[chess.engine.InfoDict]:
         """One search. A node limit has no clock, so a stopped process would be waited for without end: it is killed."""

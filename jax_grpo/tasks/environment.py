@@ -16,7 +16,14 @@ from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
 from jax_grpo.tasks.stop import environment_stop
 
 HISTORY = 10  # moves shown, the current one included
-WEIGHTS = {"structure": 0.1, "exact_fen": 1.0, "fen_similarity": 0.5, "reward_field": 0.3, "flags": 0.1, "malformed": -1.0}
+WEIGHTS = {
+    "structure": 0.1,
+    "exact_fen": 1.0,
+    "fen_similarity": 0.5,
+    "reward_field": 0.3,
+    "flags": 0.1,
+    "malformed": -1.0,
+}
 
 
 def next_state(board: chess.Board, move: chess.Move) -> str:

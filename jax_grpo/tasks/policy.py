@@ -30,7 +30,14 @@ FULL_WEIGHTS = {
     "malformed": -1.0,
     "legal": 0.5,
 }
-BEST_MOVE_WEIGHTS = {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5}
+BEST_MOVE_WEIGHTS = {
+    "parseable": 0.1,
+    "legal": 1.0,
+    "top_five": 0.2,
+    "best_move": 0.3,
+    "quality": 0.4,
+    "malformed": -0.5,
+}
 
 _UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
 _NUMBER = re.compile(r"[-+]?\d{1,4}(?:\.\d{1,4})?")
@@ -97,8 +104,7 @@ class PolicyTask:
         moves = [answer.best for answer in parsed]
         after = self._analyse_unlabelled(positions, moves)
         rows = [
-            self._row(position, answer, extra)
-            for position, answer, extra in zip(positions, parsed, after, strict=True)
+            self._row(position, answer, extra) for position, answer, extra in zip(positions, parsed, after, strict=True)
         ]
         return stack(rows, list(self.component_weights))
 
@@ -147,7 +153,8 @@ class PolicyTask:
         missing = sorted({p.fen for p in positions if not p.moves})
         found = dict(zip(missing, self._engine.analyse(missing), strict=True))
         return [
-            p if p.moves else Position(p.fen, p.history, found[p.fen].moves, found[p.fen].evaluations) for p in positions
+            p if p.moves else Position(p.fen, p.history, found[p.fen].moves, found[p.fen].evaluations)
+            for p in positions
         ]
 
     def _analyse_unlabelled(self, positions: list[Position], moves: list[str]) -> list[float | None]:
