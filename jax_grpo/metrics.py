@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 from tensorboardX import SummaryWriter
 
 from jax_grpo.config import Config, ConfigError
@@ -46,6 +47,12 @@ class MetricsLog:
                 self._tensorboard.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(finite, step=step)
+
+    def histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
+        """Distributions by name, to TensorBoard; a mean hides a component that is 0 or 1 and never between."""
+        if self._tensorboard is not None:
+            for name, array in values.items():
+                self._tensorboard.add_histogram(name, array, iteration)
 
 
 def _start_wandb(run_dir: Path, config: Config):

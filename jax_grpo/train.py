@@ -285,6 +285,7 @@ def train(config: Config) -> Path:
                 console.evaluation(iteration, evaluation.metrics)
             metrics, scored, batch = trainer.iterate(iteration)
             log.write(metrics)
+            log.histograms(iteration, {f"reward/{name}": values for name, values in scored.components.items()})
             console.iteration(metrics)
             if config.logging.samples_every and iteration % config.logging.samples_every == 0:
                 console.samples(samples(scored, config.logging.samples))
