@@ -43,7 +43,9 @@ def test_values_and_gradients_are_the_definition(name, temperature, x64):
 @pytest.mark.parametrize("name", LM_HEADS)
 def test_bfloat16_hidden_states_give_float32_results_close_to_exact(name):
     hidden = jnp.asarray(HIDDEN, jnp.bfloat16)
-    logp, entropy = LM_HEADS[name](hidden, jnp.asarray(EMBEDDING, jnp.float32), TARGETS, vocab_size=VOCAB, temperature=1.0)
+    logp, entropy = LM_HEADS[name](
+        hidden, jnp.asarray(EMBEDDING, jnp.float32), TARGETS, vocab_size=VOCAB, temperature=1.0
+    )
     assert logp.dtype == entropy.dtype == jnp.float32
     exact, _ = _definition(jnp.asarray(HIDDEN), jnp.asarray(EMBEDDING), 1.0)
     # bfloat16 keeps 8 bits: logits of size 10 are off by up to 0.04, and their rounding again as much
