@@ -1,22 +1,24 @@
 """Typed, frozen configuration of a training run: YAML plus dotted overrides, every check before any compile.
 
-Each section is a model below; the text under a field gives its unit, and TRL's name where it differs. Reading files and
-wording errors is `config_loading`'s. Nothing here touches JAX.
+Each section is a model below; the text under a field gives its unit, and TRL's name where it differs (`--help` lists them
+all). Reading YAML and wording errors is `config_loading`'s, looking for files `config_files`'s. Nothing here touches JAX.
 """
 
 from typing import Annotated, Literal
 
 import pydantic
-import yaml
 from pydantic import Field
 
-from jax_grpo.config_loading import ConfigError, load_yaml, parse_arguments
+from jax_grpo.config_files import require_run_dir, require_source, require_weights
+from jax_grpo.config_loading import ConfigError, dump_yaml, load_yaml, parse_arguments
 
-__all__ = ["Config", "ConfigError", "load_config", "load_yaml", "parse_cli"]
+__all__ = ["Config", "ConfigError", "check_files", "load_config", "load_yaml", "parse_cli"]
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]  # jitted programs take it as an int32
+Text = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -40,9 +42,13 @@ class ModelConfig(Section):
     vocab_size: Count | None = None
     """With random weights; null: the tokenizer's."""
     num_layers: Count | None = None
+    """L: transformer blocks; this and the three sizes below are for random weights, else config.json has them."""
     num_heads: Count | None = None
+    """N: attention heads of a block; divides hidden_size."""
     hidden_size: Count | None = None
+    """H: width of the residual stream."""
     max_position_embeddings: Count | None = None
+    """Context in tokens, prompt and completion together."""
     compute_dtype: Dtype = "float32"
     """Activations and matmuls; softmax, log-probabilities and reductions use at least float32."""
     param_dtype: Dtype = "float32"
@@ -65,13 +71,14 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    """A pool of Stockfish processes, for rewards of moves that the data set has no label for."""
+    """A pool of Stockfish processes, for rewards of moves without a label in the data."""
 
     path: str | None = None
     """Executable; null looks for `stockfish` on the PATH and in /usr/games."""
     nodes: Count = 2000
     """Search limit of one analysis, in nodes: deterministic, unlike a time limit."""
     processes: Count = 2
+    """Engines working side by side, one thread each."""
     cache: str | None = None
     """SQLite file of analyses; null keeps them in memory."""
     multipv: Count = 5
@@ -84,10 +91,11 @@ class TaskConfig(Section):
     """What is asked and how it is scored."""
 
     name: Literal["policy", "environment", "length"] = "policy"
+    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy."""
     prompt_style: Literal["full", "best_move"] = "full"
     """Policy task: the whole RookWorld row after `M:`, or one move after `B:`."""
     rewards: dict[str, float] | None = None
-    """Weights by component, over the task's defaults."""
+    """Weights by component, over the task's defaults (TRL: reward_weights)."""
     best_for_black: Literal["first", "last"] = "first"
     """`last` reproduces the published labels, which teach Black the worst of the five moves."""
     length_cap: Count = 20
@@ -104,12 +112,15 @@ class PromptsConfig(Section):
     source: str = "packaged"
     """`packaged`, `selfplay`, or a file: .jsonl, .csv, .parquet, .pgn, or RookWorld text rows (.txt)."""
     format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
+    """`auto`: by the file's suffix."""
     split: Literal["train", "heldout"] = "train"
+    """Of the packaged and self-play positions; no position is in both."""
     per_iteration: Count = 8
     """P: prompts of one iteration."""
     max_prompt_tokens: Count = 64
     """A longer prompt is an error, never cut."""
     selfplay_games: Count = 200
+    """Random games that `selfplay` takes its positions from."""
 
 
 class RolloutConfig(Section):
@@ -124,14 +135,18 @@ class RolloutConfig(Section):
     top_k: CountOrZero = 0
     """0: off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the likeliest tokens of this total probability; 1: off."""
     min_p: Fraction = 0.0
+    """Keep tokens of at least this share of the likeliest one's probability; 0: off."""
     repetition_penalty: Positive = 1.0
+    """Divides positive logits of seen tokens and multiplies negative ones; 1: off."""
 
 
 class AdvantageConfig(Section):
     """Group-relative advantages."""
 
     baseline: Literal["mean", "leave_one_out"] = "mean"
+    """Reward minus the group's mean, or minus the mean of the other samples (RLOO)."""
     scale: Literal["none", "group", "batch"] = "group"
     """TRL: scale_rewards."""
     components: Literal["sum_first", "normalise_each"] = "sum_first"
@@ -142,25 +157,30 @@ class OverlongPenalty(Section):
     """DAPO's soft penalty: 0 up to cap - length tokens, then linearly to -weight at the cap."""
 
     length: Count
+    """Tokens before the cap where the penalty begins."""
     weight: Positive
+    """Reward lost at the cap."""
 
 
 class ObjectiveConfig(Section):
     """The policy loss (TRL's `loss_type` is split into `name` and `aggregation` here)."""
 
     name: Literal["clip", "cispo", "sapo", "reinforce"] = "clip"
+    """Loss of one token (TRL: loss_type)."""
     epsilon_low: NotNegative = 0.2
-    """TRL: epsilon."""
+    """`clip`: the ratio's lower bound is 1 - epsilon_low (TRL: epsilon)."""
     epsilon_high: NotNegative = 0.2
     """`clip`: the ratio's upper bound is 1 + epsilon_high. `cispo`: the weight's bound itself."""
     delta: Positive | None = None
-    """Two-sided clipping: bound of the unclipped ratio."""
+    """`clip`, two-sided: bound of the unclipped ratio."""
     tau_pos: Positive = 1.0
+    """`sapo`: gate temperature where the advantage is positive (TRL: sapo_temperature_pos)."""
     tau_neg: Positive = 1.05
-    """SAPO's temperatures (TRL: sapo_temperature_pos, sapo_temperature_neg)."""
+    """`sapo`: gate temperature elsewhere (TRL: sapo_temperature_neg)."""
     importance_level: Literal["token", "sequence"] = "token"
     """TRL: importance_sampling_level; `sequence` is GSPO."""
     aggregation: Literal["grpo", "bnpo", "dapo", "dr_grpo", "luspo"] = "dapo"
+    """How the losses of tokens become one number (TRL: loss_type)."""
     entropy_coefficient: float = 0.0
     """Bonus on the mean entropy, nats."""
     entropy_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -175,6 +195,8 @@ class ObjectiveConfig(Section):
     def _defined(self) -> "ObjectiveConfig":
         if self.name == "clip" and self.epsilon_low >= 1:
             raise ValueError(f"objective.epsilon_low {self.epsilon_low} must be below 1: the ratio's bound is 1 - it")
+        if self.delta is not None and self.name != "clip":
+            raise ValueError(f"objective.delta {self.delta} is of objective.name clip; {self.name} would ignore it")
         if self.delta is not None and self.delta <= 1 + self.epsilon_high:
             raise ValueError(
                 f"objective.delta {self.delta} must exceed 1 + objective.epsilon_high = {1 + self.epsilon_high}"
@@ -186,15 +208,19 @@ class KLConfig(Section):
     """The penalty that holds the policy to the frozen reference."""
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    """With d = ref_logp - logp: -d, d^2 / 2, or exp(d) - 1 - d (TRL's)."""
     beta: NotNegative = 0.04
-    """Coefficient; 0: no reference model is loaded."""
+    """Coefficient (TRL: the same name); 0: no reference model is loaded."""
     importance_corrected: bool = False
     """Multiply by the importance ratio (TRL: use_bias_correction_kl)."""
     adaptive: bool = False
+    """Move beta after each optimiser step so that the KL stays at the target."""
     target: Positive = 0.05
     """Nats per token."""
     beta_min: Positive = 1e-4
+    """Lower bound of an adaptive beta."""
     beta_max: Positive = 1.0
+    """Upper bound of an adaptive beta."""
     guardrail: Literal["log", "end_epoch"] = "log"
     """What to do beyond twice the target."""
 
@@ -205,6 +231,10 @@ class KLConfig(Section):
         if self.adaptive and self.beta == 0:
             raise ValueError(
                 "kl.adaptive needs kl.beta > 0 to start from: with 0 there is no reference to measure KL to"
+            )
+        if self.adaptive and not self.beta_min <= self.beta <= self.beta_max:
+            raise ValueError(
+                f"kl.beta {self.beta} must lie between kl.beta_min {self.beta_min} and kl.beta_max {self.beta_max} when adaptive"
             )
         return self
 
@@ -219,17 +249,25 @@ class UpdateConfig(Section):
     micro_batches: Count = 1
     """Parts of one optimiser step, one after another (TRL: gradient_accumulation_steps)."""
     learning_rate: Positive = 1e-5
+    """Peak of the schedule."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """After the warm-up (TRL: lr_scheduler_type)."""
     warmup_steps: CountOrZero = 0
+    """Optimiser steps of linear warm-up; the first one already learns."""
     total_steps: Count | None = None
     """Optimiser steps of the schedule; null: iterations * epochs * minibatches."""
     final_learning_rate_fraction: Fraction = 0.0
+    """`cosine`: where it ends, as a share of learning_rate."""
     weight_decay: NotNegative = 0.0
     """Not on biases and norms."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of AdamW's first moment (TRL: adam_beta1)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of AdamW's second moment (TRL: adam_beta2)."""
     epsilon: Positive = 1e-8
+    """AdamW's, under the fraction (TRL: adam_epsilon)."""
     max_grad_norm: Positive = 1.0
+    """Global L2 norm that gradients are clipped to."""
     max_consecutive_nonfinite: Count = 3
     """Skipped steps in a row that end the run."""
 
@@ -238,6 +276,7 @@ class LMHeadConfig(Section):
     """How log-probabilities are computed from hidden states."""
 
     implementation: Literal["materialised"] = "materialised"
+    """`materialised` holds the logits of one micro-batch."""
 
 
 class EvaluationConfig(Section):
@@ -253,11 +292,15 @@ class LoggingConfig(Section):
     """What the run shows and writes beside metrics.jsonl."""
 
     tensorboard: bool = True
+    """Event files in the run folder."""
     wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases; `offline` needs no network."""
     samples_every: CountOrZero = 10
     """Iterations between printed completions; 0: never."""
     samples: Count = 3
+    """Completions printed each time."""
     progress: bool = True
+    """A live progress bar on a terminal."""
 
 
 class Config(Section):
@@ -265,9 +308,10 @@ class Config(Section):
 
     iterations: Count
     """Update blocks: one rollout each."""
-    run_dir: str
-    """Folder of everything the run writes."""
-    seed: CountOrZero = 0
+    run_dir: Text
+    """Folder of everything the run writes (TRL: output_dir)."""
+    seed: Seed = 0
+    """Of the order of prompts, of sampling, and of random weights."""
     model: ModelConfig
     task: TaskConfig = TaskConfig()
     prompts: PromptsConfig = PromptsConfig()
@@ -285,9 +329,13 @@ class Config(Section):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Config":
         prompts, group = self.prompts.per_iteration, self.rollout.group_size
-        if group < 2 and self.objective.name != "reinforce":
+        if group < 2:
             raise ValueError(
                 f"rollout.group_size {group} gives every completion advantage 0: a group's baseline needs at least 2"
+            )
+        if self.objective.name == "reinforce" and self.objective.importance_level != "token":
+            raise ValueError(
+                "objective.importance_level must be token when objective.name is reinforce: it has no importance ratio"
             )
         if prompts % self.update.minibatches:
             raise ValueError(
@@ -309,9 +357,10 @@ class Config(Section):
                 f"prompts.max_prompt_tokens + rollout.max_new_tokens = {needed} exceeds model.max_position_embeddings {context}"
             )
         steps = self.update.total_steps or self.iterations * self.update.epochs * self.update.minibatches
-        if self.update.warmup_steps > steps:
+        if self.update.warmup_steps >= steps:
             raise ValueError(
-                f"update.warmup_steps {self.update.warmup_steps} exceeds the run's {steps} optimiser steps"
+                f"update.warmup_steps {self.update.warmup_steps} must be below the schedule's {steps} optimiser steps "
+                f"(update.total_steps, or iterations * update.epochs * update.minibatches)"
             )
         penalty = self.objective.overlong_penalty
         if penalty is not None and penalty.length > self.rollout.max_new_tokens:
@@ -322,7 +371,7 @@ class Config(Section):
 
     def resolved_yaml(self) -> str:
         """Every setting, defaults included; loading it gives an equal config."""
-        return yaml.safe_dump(self.model_dump(), sort_keys=False)
+        return dump_yaml(self.model_dump())
 
 
 def load_config(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
@@ -334,11 +383,29 @@ def load_config(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Confi
     return load_yaml(Config, path, overrides)
 
 
+def check_files(config: Config) -> None:
+    """Refuses a config whose weights, prompts or run folder cannot be used; opens none of them.
+
+    Raises:
+        ConfigError: names the key, the path, and what to put there.
+    """
+    require_weights(config.model.weights)
+    require_source(config.prompts.source)
+    require_run_dir(config.run_dir)
+
+
 def parse_cli(argv: list[str], prog: str) -> Config:
-    """Config from `--config FILE [--section.key value ...]`; `--print-config` shows the resolved config and exits."""
-    arguments, overrides = parse_arguments(argv, prog)
+    """Config from `--config FILE [--section.key value ...]`, its files checked.
+
+    `--print-config` shows the resolved config, whether its files are there or not, and exits; `--help` lists every setting.
+
+    Raises:
+        ConfigError: see `load_config` and `check_files`.
+    """
+    arguments, overrides = parse_arguments(argv, prog, Config)
     config = load_config(arguments.config, overrides)
     if arguments.print_config:
         print(config.resolved_yaml(), end="")
         raise SystemExit(0)
+    check_files(config)
     return config

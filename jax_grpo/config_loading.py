@@ -7,10 +7,13 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_args
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pydantic
 import yaml
+
+from jax_grpo.config_reference import reference, settings, takes_any_key
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -20,50 +23,93 @@ class ConfigError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as people mean it: `3e-5` is a number, and a key given twice is an error."""
+    """YAML 1.2's plain values. 1.1's `3e-5` is a text, its `off` false, its `1:30` ninety and its dates objects."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `_Loader` would read as a number: a folder may be named 1e5."""
 
 
-def _read(path: str) -> tuple[Any, dict[str, int]]:
+_FLOAT = r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_PLAIN_VALUES = [  # tag, pattern, possible first characters ("" is PyYAML's name for those of an empty value)
+    ("null", r"~|null|Null|NULL|", ["", *"~nN"]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9_]*)", list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+    ("merge", r"<<", ["<"]),
+]
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in _PLAIN_VALUES:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT})$"), list("-+.0123456789"))
+
+# What SafeLoader's constructors raise for an explicit tag that does not fit (`!!int abc`), and for endless nesting.
+_UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+
+
+def dump_yaml(values: dict) -> str:
+    """YAML that `load_yaml` reads back to equal values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+
+
+def show(value: Any) -> str:
+    """A found value in YAML's words: texts quoted, containers by kind."""
+    containers = {dict: "a mapping", list: "a list"}
+    words = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return words[value]
+    return containers.get(type(value)) or repr(value)
+
+
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """` Did you mean ...?` for the closest of `names`, or nothing."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def _read(path: str) -> tuple[dict, dict[str, int]]:
     """Values, and the 1-based line of each dotted key.
 
     Raises:
         ConfigError: missing file, invalid YAML, duplicate key, or not a mapping.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        hint = did_you_mean(path, [str(near) for near in Path(path).parent.glob("*.y*ml")])
+        raise ConfigError(f"{path}: cannot read the config: no such file.{hint}") from error
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the config ({error})") from error
     lines: dict[str, int] = {}
 
     def visit(node: yaml.Node, prefix: str) -> None:
-        if not isinstance(node, yaml.MappingNode):
-            return
-        for key, value in node.value:
-            name = f"{prefix}{key.value}"
-            if name in lines:
-                raise ConfigError(
-                    f"{path}:{key.start_mark.line + 1}: {name} is given twice (first on line {lines[name]})"
-                )
-            lines[name] = key.start_mark.line + 1
-            visit(value, f"{name}.")
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                lines[f"{prefix}{index}"] = item.start_mark.line + 1
+                visit(item, f"{prefix}{index}.")
+        if isinstance(node, yaml.MappingNode):
+            given: dict[str, int] = {}
+            for key, value in node.value:
+                name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+                if name in given:
+                    raise ConfigError(f"{path}:{line}: {name} is given twice (first on line {given[name]})")
+                given[name] = lines[name] = line
+                visit(value, f"{name}.")
 
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is not None:
             visit(root, "")
         values = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except ConfigError:
+        raise
+    except _UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else path
-        raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', error)})") from error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "problem", None) or error
+        raise ConfigError(f"{where}: not valid YAML ({reason})") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping of settings, found {type(values).__name__}")
+        raise ConfigError(f"{path}: expected a mapping of settings, found {show(values)}")
     return values, lines
 
 
@@ -76,12 +122,12 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, Any]]:
             raise ConfigError(f"command line: {argument!r} has no key; overrides look like --update.learning_rate 3e-5")
         key, equals, text = argument[2:].partition("=")
         if not equals:
-            if not rest:
+            if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"command line: --{key} has no value")
             text = rest.pop(0)
         try:
             pairs.append((key, yaml.load(text, Loader=_Loader)))
-        except yaml.YAMLError as error:
+        except _UNREADABLE as error:
             raise ConfigError(f"command line: --{key}: {text!r} is not a YAML value") from error
     return pairs
 
@@ -89,46 +135,36 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, Any]]:
 def _override(values: dict, key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
-        if not isinstance(values.get(parent), dict):
-            values[parent] = {}
+        inner = values.get(parent)
+        if inner is not None and not isinstance(inner, dict):
+            raise ConfigError(f"command line: --{key} goes into {parent}, which is {show(inner)}; expected a mapping")
+        values[parent] = dict(inner or {})  # a copy: two sections of a file may be one mapping by a YAML alias
         values = values[parent]
     values[last] = value
 
 
-def _known_keys(model: type[pydantic.BaseModel], prefix: str = "") -> list[str]:
-    """Every dotted key of a model, sections included."""
-    keys = []
-    for name, field in model.model_fields.items():
-        keys.append(prefix + name)
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
-                keys += _known_keys(kind, f"{prefix}{name}.")
-    return keys
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    """` Did you mean ...?` for the closest known key, comparing whole dotted names and then last parts."""
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not close:
-        last = {name.rsplit(".", 1)[-1]: name for name in known}
-        close = [last[name] for name in difflib.get_close_matches(key.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.5)]
-    return f" Did you mean {close[0]}?" if close else f" Known here: {', '.join(_siblings(key, known))}."
-
-
-def _siblings(key: str, known: list[str]) -> list[str]:
-    prefix = key.rpartition(".")[0]
-    return [name for name in known if name.rpartition(".")[0] == prefix]
+def _nearest(key: str, known: Sequence[str]) -> str:
+    """The closest known key, comparing whole dotted names and then last parts; else the keys that would do there."""
+    if key in known:
+        return " Dots are for the command line; in a file, indent the last part under its section."
+    key = re.sub(r"\.\d+(?=\.)", "", key)  # an item of a list is known by the list's name
+    if hint := did_you_mean(key, known):
+        return hint
+    last = {name.rsplit(".", 1)[-1]: name for name in known}
+    close = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.6)
+    section = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == (section if section in known else "")]
+    return f" Did you mean {last[close[0]]}?" if close else f" Known here: {', '.join(siblings)}."
 
 
 _EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "a text",
-    "bool_type": "true or false",
+    **dict.fromkeys(["int_type", "int_from_float", "int_parsing", "int_parsing_size"], "a whole number"),
+    **dict.fromkeys(["float_type", "float_parsing"], "a number"),
+    **dict.fromkeys(["bool_type", "bool_parsing"], "true or false"),
+    **dict.fromkeys(["model_type", "model_attributes_type"], "a mapping of settings"),
+    **dict.fromkeys(["string_type", "string_unicode"], "a text"),
+    "invalid_key": "a text as the key",
     "dict_type": "a mapping",
-    "model_type": "a mapping of settings",
-    "model_attributes_type": "a mapping of settings",
     "list_type": "a list",
     "finite_number": "a finite number",
     "greater_than_equal": "at least {ge}",
@@ -136,29 +172,39 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
     "literal_error": "one of {expected}",
+    "string_too_short": "a text that is not empty",
 }
 
 
-def _describe(problem: Any, known: list[str]) -> tuple[str, str]:
-    """(dotted key, sentence) of one pydantic problem, in this project's words."""
-    # pydantic puts the tried member of a union into the location; a key part is one that is known or the last
-    key = ".".join(
-        str(part) for part in problem["loc"] if not (isinstance(part, str) and part in ("str", "int", "float"))
-    )
-    kind, context = problem["type"], problem.get("ctx", {})
+def _describe(problem: Any, known: Sequence[str]) -> tuple[list[str], str]:
+    """(dotted keys concerned, sentence) of one pydantic problem, in this project's words."""
+    key = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+    kind = "invalid_key" if "[key]" in problem["loc"] else problem["type"]
+    context = problem.get("ctx", {})
     if kind == "extra_forbidden":
-        return key, f"unknown key {key}.{_nearest(key, known)}"
+        return [key], f"unknown key {key}.{_nearest(key, known)}"
     if kind == "missing":
-        return key, f"{key} is missing"
-    if kind == "value_error":
-        return key, str(context["error"])
-    expected = (_EXPECTED.get(kind) or str(problem["msg"])).format(**context)
-    found = (
-        problem["input"]
-        if isinstance(problem["input"], str | int | float | bool | None)
-        else type(problem["input"]).__name__
-    )
-    return key, f"{key} is {found!r}; expected {expected}"
+        return [key], f"{key} is missing"
+    if kind == "value_error":  # a check of our own: its sentence names the keys, or speaks of this one
+        sentence = str(context["error"])
+        named = [name for name in re.findall(r"\w+(?:\.\w+)+", sentence) if name in known]
+        return [*named, key], sentence if named else f"{key}: {sentence}"
+    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else problem["msg"]
+    return [key], f"{key} is {show(problem['input'])}; expected {expected}"
+
+
+def _origin(keys: Sequence[str], path: str, lines: dict[str, int], overridden: Sequence[str]) -> str:
+    """Where to look: the command line if one of `keys` was set there, else the first line that sets one or its section."""
+    chains = [[".".join(key.split(".")[:depth]) for depth in range(key.count(".") + 1, 0, -1)] for key in keys]
+    made = {key.rsplit(".", depth)[0] for key in overridden for depth in range(key.count(".") + 1)} - set(lines)
+    if any(name in overridden for chain in chains for name in chain):  # an overridden section replaced the file's lines
+        return "command line"
+    for name in (name for chain in chains for name in chain):
+        if name in made:
+            return "command line"
+        if name in lines:
+            return f"{path}:{lines[name]}"
+    return path
 
 
 def load_yaml(model: type[Model], path: str, overrides: Sequence[str] = ()) -> Model:
@@ -168,28 +214,33 @@ def load_yaml(model: type[Model], path: str, overrides: Sequence[str] = ()) -> M
         ConfigError: see the class; lists every problem, one a line.
     """
     values, lines = _read(path)
-    known = _known_keys(model)
-    overridden = _pairs(overrides)
-    for key, value in overridden:
-        if key not in known and key.rpartition(".")[0] not in known:
+    fields = dict(settings(model))
+    known = list(fields)
+    pairs = _pairs(overrides)
+    for key, value in pairs:
+        section = key.rpartition(".")[0]
+        if key not in fields and not (section in fields and takes_any_key(fields[section])):
             raise ConfigError(f"command line: unknown key {key}.{_nearest(key, known)}")
         _override(values, key, value)
-    from_command_line = {key for key, _ in overridden}
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
         messages = []
         for problem in error.errors():
-            key, sentence = _describe(problem, known)
-            where = "command line" if key in from_command_line else f"{path}:{lines[key]}" if key in lines else path
-            messages.append(f"{where}: {sentence}")
+            keys, sentence = _describe(problem, known)
+            messages.append(f"{_origin(keys, path, lines, [key for key, _ in pairs])}: {sentence}")
         raise ConfigError("\n".join(dict.fromkeys(messages))) from error
 
 
-def parse_arguments(argv: Sequence[str], prog: str) -> tuple[argparse.Namespace, list[str]]:
-    """`--config FILE`, `--print-config`, and everything else as overrides."""
+def parse_arguments(
+    argv: Sequence[str], prog: str, model: type[pydantic.BaseModel]
+) -> tuple[argparse.Namespace, list[str]]:
+    """`--config FILE`, `--print-config`, `--help` with every setting of `model`, and everything else as overrides."""
     parser = argparse.ArgumentParser(
-        prog=prog, allow_abbrev=False, epilog="any setting can be overridden: --update.learning_rate 3e-5"
+        prog=prog,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Any setting can be overridden: --update.learning_rate 3e-5. The settings:\n\n{reference(model)}",
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML settings, see configs/")
     parser.add_argument("--print-config", action="store_true", help="show the resolved settings and exit")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -42,6 +43,10 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
     """
     tokenizer = Tokenizer.load(config.tokenizer)
     dtypes = {"param_dtype": jnp.dtype(config.param_dtype), "compute_dtype": jnp.dtype(config.compute_dtype)}
+    if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
+        raise ConfigError(
+            "model.compute_dtype or model.param_dtype is float64: set JAX_ENABLE_X64=1, else JAX uses float32"
+        )
     if config.weights is None:
         architecture = GPT2Config(
             vocab_size=config.vocab_size or tokenizer.vocab_size,

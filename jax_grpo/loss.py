@@ -81,7 +81,7 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
             (rho_BS < 1 - config.objective.epsilon_low) & (advantages_B1 < 0), mask_BS
         ),
         "clip_fraction/high": objective.masked_mean(
-            (rho_BS > 1 + config.objective.epsilon_high) & (advantages_B1 > 0), mask_BS
+            (rho_BS > objective.upper_bound(config.objective)) & (advantages_B1 > 0), mask_BS
         ),
     }
     if batch.ref_logp_BS is not None:

@@ -53,6 +53,11 @@ def cispo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: ja
     return -weight_BS * advantages_B1 * logp_BS
 
 
+def upper_bound(config: ObjectiveConfig) -> float:
+    """The importance ratio beyond which clipping acts: `epsilon_high` itself for `cispo`, its excess over 1 otherwise."""
+    return config.epsilon_high if config.name == "cispo" else 1 + config.epsilon_high
+
+
 def sapo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
     """-(4 / tau) sigmoid(tau (rho - 1)) A, tau by the advantage's sign (SAPO, Gao et al. 2025): a soft clip."""
     tau_B1 = jnp.where(advantages_B1 > 0, config.tau_pos, config.tau_neg)

@@ -22,7 +22,7 @@ import pydantic
 from flax import nnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jax_grpo.config import load_yaml
+from jax_grpo.config import ConfigError, load_yaml
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.prompts import read_packaged
@@ -218,7 +218,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.sft", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
     args, overrides = parser.parse_known_args(argv)
-    print("weights:", train(load_yaml(SFTConfig, args.config, overrides)))
+    try:
+        config = load_yaml(SFTConfig, args.config, overrides)
+    except ConfigError as error:
+        raise SystemExit(f"ConfigError: {error}") from error
+    print("weights:", train(config))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""Do the files that a config names exist? Asked by the command line before anything is compiled, and not by the schema,
+so that a config for another machine can still be read, shown and compared.
+
+Knows where the packaged models are; reads no file's contents.
+"""
+
+from pathlib import Path
+
+from jax_grpo.config_loading import ConfigError, did_you_mean
+
+PACKAGED_MODELS = Path(__file__).parent / "assets" / "models"
+PACKAGED = "packaged:"
+
+
+def require_weights(weights: str | None) -> None:
+    """Refuses a packaged model that is not there, and a path that is not a Hugging Face folder.
+
+    Raises:
+        ConfigError: names what was looked for, where, and what to put there.
+    """
+    if weights is None:
+        return
+    if weights.startswith(PACKAGED):
+        names = sorted(PACKAGED + folder.name for folder in PACKAGED_MODELS.iterdir() if folder.is_dir())
+        if weights not in names:
+            hint = did_you_mean(weights, names)
+            raise ConfigError(f"model.weights is {weights!r}; the packaged models are {', '.join(names)}.{hint}")
+        return
+    file = Path(weights) / "config.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"model.weights is {weights!r}, but {file} does not exist; expected a Hugging Face folder: put the model's "
+            f"config.json and model.safetensors in {Path(weights).absolute()}, or use packaged:rook-small"
+        )
+
+
+def require_source(source: str) -> None:
+    """Refuses a source of prompts that is neither a known name nor a file.
+
+    Raises:
+        ConfigError: with the nearest name.
+    """
+    if source not in ("packaged", "selfplay") and not Path(source).is_file():
+        hint = did_you_mean(source, ["packaged", "selfplay", *map(str, Path(source).parent.glob("*.*"))])
+        raise ConfigError(
+            f"prompts.source is {source!r}: no such file; expected packaged, selfplay, or a .jsonl, .csv, .parquet, .pgn "
+            f"or .txt file.{hint}"
+        )
+
+
+def require_run_dir(run_dir: str) -> None:
+    """Refuses a run folder that is, or lies in, a file.
+
+    Raises:
+        ConfigError: names the file in the way.
+    """
+    path = Path(run_dir)
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise ConfigError(f"run_dir is {run_dir!r}, but {part} is a file; expected a folder, new or existing")
