@@ -71,24 +71,21 @@ class EnginePool:
         config: `task.engine`.
 
     Raises:
-        EngineError: no executable, or it does not speak UCI.
+        EngineError: no executable, it does not speak UCI, or the cache is not a usable SQLite file.
     """
 
     def __init__(self, config: EngineConfig):
         self._config = config
         self._path = find_engine(config.path)
         self._idle: queue.SimpleQueue[chess.engine.SimpleEngine | None] = queue.SimpleQueue()
+        self._cache = _open_cache(config.cache)  # before any process: one without an owner keeps Python from exiting
+        self._cache_lock = threading.Lock()
         first = self._start()
         self.name = first.id.get("name", "unknown")
         self._idle.put(first)
         for _ in range(config.processes - 1):
             self._idle.put(None)  # started when needed
         self._executor = concurrent.futures.ThreadPoolExecutor(config.processes, thread_name_prefix="engine")
-        self._cache = sqlite3.connect(config.cache or ":memory:", check_same_thread=False)
-        self._cache_lock = threading.Lock()
-        self._cache.execute(
-            "CREATE TABLE IF NOT EXISTS analyses (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
-        )
 
     def __enter__(self) -> "EnginePool":
         return self
@@ -172,6 +169,18 @@ class EnginePool:
         except (chess.engine.EngineError, TimeoutError, OSError) as error:
             raise EngineError(f"task.engine.path {self._path!r} is not a working UCI engine: {error}") from error
         return engine
+
+
+def _open_cache(path: str | None) -> sqlite3.Connection:
+    try:
+        cache = sqlite3.connect(path or ":memory:", check_same_thread=False)
+        cache.execute("CREATE TABLE IF NOT EXISTS analyses (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
+    except sqlite3.Error as error:
+        raise EngineError(
+            f"task.engine.cache {path!r}: {error}; expected an SQLite file, or a new name, in a folder that exists "
+            "(null keeps analyses in memory)"
+        ) from error
+    return cache
 
 
 def _kill(engine: chess.engine.SimpleEngine) -> None:

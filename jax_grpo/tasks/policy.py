@@ -40,8 +40,7 @@ BEST_MOVE_WEIGHTS = {
 }
 
 _UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
-_NUMBER = re.compile(r"[-+]?\d{1,4}(?:\.\d{1,4})?")
-_FULL = re.compile(r"\s*(?P<moves>[^:]*?)\s+E:\s*(?P<evaluations>[^:]*?)\s+B:\s*(?P<best>\S*)\s*")
+_NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
 
 class Answer(NamedTuple):
@@ -55,10 +54,18 @@ class Answer(NamedTuple):
 
 def parse_full(text: str) -> Answer:
     """Fields of a completion of a full prompt (after `M:`); any text parses, badly formed ones unstructured."""
-    match = _FULL.fullmatch(text)
-    if match is None:
-        return Answer([], [], "", False)
-    return Answer(match["moves"].split(), match["evaluations"].split(), match["best"], True)
+    # Split, not matched: one pattern for the row backtracks in cubic time on runs of blanks, which collapsed policies write.
+    parts = text.split(":", 2)
+    if len(parts) == 3 and _ends_with_field(parts[0], "E") and _ends_with_field(parts[1], "B"):
+        moves, evaluations, best = parts[0][:-1].split(), parts[1][:-1].split(), parts[2].split()
+        if len(best) <= 1:
+            return Answer(moves, evaluations, "".join(best), True)
+    return Answer([], [], "", False)
+
+
+def _ends_with_field(part: str, marker: str) -> bool:
+    """Whether the text before a colon is a field, a blank and the next field's marker."""
+    return part[-1:] == marker and part[-2:-1].isspace()
 
 
 def win_probability(pawns: float) -> float:
@@ -125,17 +132,20 @@ class PolicyTask:
             return out | {"parseable": 1 - out["malformed"], "top_five": float(answer.best in labels)}
         moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
         numbers = [float(e) if _NUMBER.fullmatch(e) else None for e in evaluations]
+        # A position may have fewer legal moves than candidates asked for; published rows then list those there are.
+        expected = min(CANDIDATES, len(legal))
+        listed = max(expected, len(moves), len(evaluations), 1)
         fields = [*(bool(_UCI.fullmatch(m)) for m in moves), *(n is not None for n in numbers)]
         errors = [
             abs(win_probability(number) - win_probability(labels[move]))
             for move, number in zip(moves, numbers, strict=False)
             if number is not None and move in labels
         ]
-        counts_right = len(answer.moves) == len(answer.evaluations) == CANDIDATES
+        counts_right = len(answer.moves) == len(answer.evaluations) == expected
         return out | {
             "structure": float(answer.structured and counts_right),
-            "parseable": sum(fields) / (2 * CANDIDATES),
-            "legal_moves": len(set(moves) & legal) / CANDIDATES,
+            "parseable": sum(fields) / (2 * listed),
+            "legal_moves": len(set(moves) & legal) / listed,
             "top_five": len(set(moves) & set(labels)) / max(len(labels), 1),
             "evaluation": 1 - sum(errors) / len(errors) if errors else 0.0,
         }

@@ -1,0 +1,92 @@
+"""The policy task's parser and counts: what a perfect answer earns, and what degenerate text costs to parse."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_grpo.config import TaskConfig
+from jax_grpo.prompts import read_packaged
+from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.policy import PolicyTask, legal_moves, parse_full
+
+# The definition the parser must agree with, written as one pattern; cubic in runs of blanks, so only for short texts.
+ROW = re.compile(r"\s*(?P<moves>[^:]*?)\s+E:\s*(?P<evaluations>[^:]*?)\s+B:\s*(?P<best>\S*)\s*")
+COUNTED = ("structure", "parseable", "legal_moves", "top_five", "evaluation", "best_move", "legal")
+ONE_LEGAL_MOVE = Position("k7/8/8/8/8/8/1R6/K7 b - - 0 1", moves=("a8a7",), evaluations=(0.0,))
+
+
+def _task() -> PolicyTask:
+    return PolicyTask(TaskConfig())
+
+
+def _perfect(position: Position) -> str:
+    evaluations = " ".join(str(round(e, 2)) for e in position.evaluations)
+    return f" {' '.join(position.moves)}    E: {evaluations}    B: {position.moves[0]}"
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.one_of(
+        st.text(" \n\tEBM:x1", max_size=24),
+        st.lists(st.sampled_from([" ", "  ", "E:", "B:", " E:", " B:", "e2e4", "-0.3", ":", "\u00a0"]), max_size=9).map(
+            "".join
+        ),
+    )
+)
+def test_fields_are_those_of_the_row_pattern(text):
+    match, answer = ROW.fullmatch(text), parse_full(text)
+    if match is None:
+        assert answer == ([], [], "", False)
+    else:
+        assert answer == (match["moves"].split(), match["evaluations"].split(), match["best"], True)
+
+
+@pytest.mark.parametrize("blank", [" ", "\u00a0", "\n"])
+@pytest.mark.parametrize("head", ["", " x E: ", " x E: 1 B: "])
+def test_parsing_degenerate_text_takes_time_in_proportion_to_its_length(head, blank):
+    # 144 of GPT-2's longest blank tokens (16 spaces): a collapsed policy writes this, one row after the other.
+    text = head + blank * (144 * 16)
+    started = time.perf_counter()
+    parse_full(text)
+    seconds = time.perf_counter() - started
+    assert seconds < 0.05, f"{len(text)} characters took {seconds:.2f} s"
+
+
+def test_a_perfect_answer_earns_every_counted_component_in_every_packaged_position():
+    task, positions = _task(), read_packaged("heldout")
+    few = sum(len(legal_moves(p.fen)) < 5 for p in positions)
+    assert few > 50, f"{few} positions with fewer than five legal moves; the property needs some"
+    scores = task.score([task.prompt(p, 0) for p in positions], [_perfect(p) for p in positions])
+    for name in COUNTED:
+        worst = int(scores[name].argmin())
+        # labels are rounded to the two decimals of the format, so `evaluation` is 1 to rounding
+        assert scores[name][worst] == pytest.approx(1, abs=1e-2), (
+            f"{name} {scores[name][worst]} in {positions[worst].fen}"
+        )
+    assert not scores["malformed"].any()
+
+
+def test_more_candidates_than_the_position_has_moves_is_not_a_right_count():
+    assert legal_moves(ONE_LEGAL_MOVE.fen) == {"a8a7"}
+    task = _task()
+    padded = " a8a7 a8b8 a8b7 a8a7 a8b8    E: 0.0 1 1 0 1    B: a8a7"
+    scores = task.score([task.prompt(ONE_LEGAL_MOVE, 0)] * 2, [_perfect(ONE_LEGAL_MOVE), padded])
+    assert scores["structure"].tolist() == [1, 0]
+    assert scores["legal_moves"].tolist() == pytest.approx([1, 1 / 5])
+
+
+def test_numbers_are_written_with_ascii_digits():
+    task = _task()
+    arabic = _perfect(ONE_LEGAL_MOVE).replace("0.0", "\u0660.\u0660")
+    scores = task.score([task.prompt(ONE_LEGAL_MOVE, 0)] * 2, [_perfect(ONE_LEGAL_MOVE), arabic])
+    assert scores["parseable"].tolist() == [1, 0.5]
+
+
+def test_a_finished_game_is_scored_without_a_crash():
+    mated = Position("R5k1/5ppp/8/8/8/8/8/6K1 b - - 1 1")
+    task = _task()
+    scores = task.score([task.prompt(mated, 0)], [" g8h8    E: 0    B: g8h8"])
+    assert scores["legal"].tolist() == [0] and scores["structure"].tolist() == [0]
