@@ -12,9 +12,13 @@ STD_FLOOR = 1e-4  # added to the standard deviation, as in TRL
 
 
 def _group_sum(x_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
-    """For each row, the sum of x over its group."""
+    """For each row, the sum of x over its group.
+
+    Not a matmul with the membership matrix: 0 * inf would carry a broken reward into every other group, and float32
+    matmuls may run in TF32 on a GPU, which keeps three digits of a reward.
+    """
     same_BB = group_ids_B[:, None] == group_ids_B[None, :]
-    return same_BB.astype(x_B.dtype) @ x_B
+    return jnp.sum(jnp.where(same_BB, x_B, 0), axis=-1)
 
 
 def _without_signal(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
@@ -45,6 +49,7 @@ def _leave_one_out_baseline(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax
 
 BASELINES = {"mean": _mean_baseline, "leave_one_out": _leave_one_out_baseline}
 
+# Both deviations are of the rewards themselves, with ddof 1; `batch` is over all B rewards, before any baseline.
 SCALES = {
     "none": lambda rewards_B, group_ids_B: 1.0,
     "group": lambda rewards_B, group_ids_B: _group_std(rewards_B, group_ids_B) + STD_FLOOR,
@@ -57,11 +62,17 @@ def group_advantages(
 ) -> tuple[jax.Array, jax.Array]:
     """Advantages [B] and which rows belong to a group without signal [B].
 
-    A_i = (r_i - baseline_g) / scale. A group whose rewards are all equal has A = 0 exactly.
+    A_i = (r_i - baseline_g) / scale (DeepSeekMath, Shao et al. 2024, section 4.1.2). A group whose rewards are all equal
+    has A = 0 exactly; so has a group of one.
+
+    Args:
+        rewards_B: float.
+        group_ids_B: int; groups in any order, of any sizes.
+        config: `baseline` and `scale`; `components` is of `combined_advantages`.
     """
     flat_B = _without_signal(rewards_B, group_ids_B)
     advantages_B = BASELINES[config.baseline](rewards_B, group_ids_B) / SCALES[config.scale](rewards_B, group_ids_B)
-    return jnp.where(flat_B, 0.0, advantages_B), flat_B
+    return jnp.where(flat_B, 0, advantages_B), flat_B
 
 
 def combined_advantages(
@@ -70,14 +81,41 @@ def combined_advantages(
     """Advantages [B] of several reward components, and which rows have a group without signal [B].
 
     `sum_first` (default): the weighted sum of the components is the reward. `normalise_each` (GDPO, 2026): each component
-    gets its own advantage with a group scale, and their weighted sum is taken, so that a component with a wide range
-    does not drown the others.
+    is divided by its own deviation in the group, whatever `config.scale` says, and then the weighted sum is taken, so
+    that a component with a wide range does not drown the others.
+
+    Args:
+        components_KB: float, unweighted.
+        weights_K: float; a component of weight 0 gives no signal.
+        group_ids_B: int.
+        config: see `AdvantageConfig`.
     """
-    if config.components == "sum_first":
-        return group_advantages(weights_K @ components_KB, group_ids_B, config)
-    advantages_KB, flat_KB = jax.vmap(lambda r: group_advantages(r, group_ids_B, config))(components_KB)
-    counted_K = weights_K != 0
-    return weights_K @ advantages_KB, jnp.all(flat_KB | ~counted_K[:, None], axis=0)
+    # Equal components mean no signal even where the rounding of their weighted sum differs from row to row.
+    flat_KB = jax.vmap(lambda component_B: _without_signal(component_B, group_ids_B))(components_KB)
+    flat_B = jnp.all(flat_KB | (weights_K == 0)[:, None], axis=0)
+    advantages_B, also_flat_B = COMBINATIONS[config.components](components_KB, weights_K, group_ids_B, config)
+    flat_B |= also_flat_B
+    return jnp.where(flat_B, 0, advantages_B), flat_B
+
+
+def _weighted_sum(x_KB: jax.Array, weights_K: jax.Array) -> jax.Array:
+    """sum_k weights x, without the components of weight 0, which may hold anything."""
+    weights_K1 = weights_K[:, None]
+    return jnp.sum(jnp.where(weights_K1 == 0, 0, weights_K1 * x_KB), axis=0)
+
+
+def _sum_first(components_KB, weights_K, group_ids_B, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
+    return group_advantages(_weighted_sum(components_KB, weights_K), group_ids_B, config)
+
+
+def _normalise_each(components_KB, weights_K, group_ids_B, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
+    scaled = config.model_copy(update={"scale": "group"})
+    advantages_KB, _ = jax.vmap(lambda component_B: group_advantages(component_B, group_ids_B, scaled))(components_KB)
+    # Components that cancel leave no advantage, but their groups are not constant: nothing more is called flat here.
+    return _weighted_sum(advantages_KB, weights_K), jnp.zeros(group_ids_B.shape, bool)
+
+
+COMBINATIONS = {"sum_first": _sum_first, "normalise_each": _normalise_each}
 
 
 def overlong_penalty(length_B: jax.Array, cap: int, buffer: int, weight: float) -> jax.Array:
