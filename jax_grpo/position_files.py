@@ -1,12 +1,14 @@
 """Readers of position files: Parquet, JSONL, CSV, PGN and RookWorld text rows. Every bad row is one clear error.
 
 Columns: `fen` (required), and optionally `history`, `moves`, `evaluations` (lists; in CSV separated by spaces) and `best`.
+`moves` stand in the engine's order, best first; they are not sorted here (only RookWorld rows, which come shuffled, are).
 """
 
 import csv
 import difflib
+import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import chess.pgn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jax_grpo.rookworld_rows import RowError, check_fen, parse_environment_row, parse_policy_row
+from jax_grpo.rookworld_rows import UCI, RowError, check_fen, finite, parse_environment_row, parse_policy_row
 from jax_grpo.tasks.base import Position
 
 COLUMNS = ("fen", "history", "moves", "evaluations", "best")
@@ -51,21 +53,20 @@ def _position(row: Mapping[str, Any], where: str) -> Position:
 
     Labels' legality is checked for every row: a label that cannot be played would silently cap the reward.
     """
-    if "fen" not in row:
-        close = difflib.get_close_matches("fen", [str(key) for key in row], n=1, cutoff=0.4)
-        hint = f"; did you mean it to be {close[0]!r}?" if close else ""
-        raise PositionFileError(f"{where}: column 'fen' is missing{hint} Found: {', '.join(map(str, row))}")
+    if (wrong := _wrong_columns(tuple(map(str, row)))) is not None:
+        raise PositionFileError(f"{where}: {wrong}")
+    fen = " ".join(str(row["fen"]).split())
     try:
-        board = check_fen(str(row["fen"]))
+        board = check_fen(fen)
+        evaluations = finite(_list(row.get("evaluations"), "evaluations", where), "evaluations", "numbers in pawns")
     except RowError as error:
         raise PositionFileError(f"{where}: {error}") from error
+    if not any(board.legal_moves):
+        raise PositionFileError(f"{where}: the game is over in {fen!r}; expected a position with a move to play")
     history, moves = _words(row, "history", where), _words(row, "moves", where)
-    try:
-        evaluations = tuple(float(e) for e in _list(row.get("evaluations"), "evaluations", where))
-    except (TypeError, ValueError) as error:
-        raise PositionFileError(
-            f"{where}: evaluations {row.get('evaluations')!r}; expected numbers in pawns"
-        ) from error
+    for move in history:
+        if not UCI.fullmatch(move):
+            raise PositionFileError(f"{where}: {move!r} in history is not a UCI move such as 'e2e4'")
     if len(moves) != len(evaluations):
         raise PositionFileError(
             f"{where}: {len(moves)} moves but {len(evaluations)} evaluations; expected as many of each"
@@ -73,8 +74,21 @@ def _position(row: Mapping[str, Any], where: str) -> Position:
     best = row.get("best") or None
     for move in (*moves, best) if best else moves:
         if not _is_legal(board, str(move)):
-            raise PositionFileError(f"{where}: move {move!r} is not legal in {row['fen']!r}")
-    return Position(str(row["fen"]), history, moves, evaluations, best)
+            raise PositionFileError(f"{where}: move {move!r} is not legal in {fen!r}")
+    return Position(fen, history, moves, evaluations, best)
+
+
+@functools.lru_cache(maxsize=64)
+def _wrong_columns(found: tuple[str, ...]) -> str | None:
+    """What is wrong with a row's columns; a misspelt label column would otherwise leave its rows unlabelled in silence."""
+    lower = {name.lower().strip(): name for name in found if name not in COLUMNS}
+    for column in (name for name in COLUMNS if name not in found):
+        required = column == "fen"
+        close = difflib.get_close_matches(column, lower, n=1, cutoff=0.4 if required else 0.75)
+        hint = f"; did you mean it to be {lower[close[0]]!r}?" if close else "."
+        if required or close:
+            return f"column {column!r} is missing{hint} Found: {', '.join(found)}"
+    return None
 
 
 def _is_legal(board: chess.Board, uci: str) -> bool:
@@ -111,7 +125,7 @@ def _read_jsonl(path: Path) -> Iterator[Position]:
     for number, line in _lines(path):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers too long, lists too deep
             raise PositionFileError(f"{path}:{number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise PositionFileError(f"{path}:{number}: {line[:60]!r}; expected an object with a 'fen'")
@@ -119,47 +133,72 @@ def _read_jsonl(path: Path) -> Iterator[Position]:
 
 
 def _read_csv(path: Path) -> Iterator[Position]:
-    reader = csv.DictReader(line for _, line in _lines(path))
-    for row in reader:
-        yield _position({k: v for k, v in row.items() if v is not None}, f"{path}:{reader.line_num}")
+    reader = csv.DictReader(_text(path))
+    try:
+        for row in reader:
+            if None in row:  # where DictReader puts what the header has no name for
+                raise PositionFileError(
+                    f"{path}:{reader.line_num}: {len(row[None])} more fields than the header, {row[None]!r}; "
+                    "expected lists separated by spaces, without commas"
+                )
+            yield _position({k: v for k, v in row.items() if v is not None}, f"{path}:{reader.line_num}")
+    except csv.Error as error:
+        raise PositionFileError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
 
 
 def _read_rookworld(path: Path) -> Iterator[Position]:
     for number, line in _lines(path):
         try:
-            if line.startswith("A:"):
-                row = parse_environment_row(line)
-                yield Position(row.fen, row.history[:-1])
-            else:
-                yield parse_policy_row(line).position()
+            row = parse_environment_row(line) if line.lstrip().startswith("A:") else parse_policy_row(line)
+            yield row.position()
         except RowError as error:
             raise PositionFileError(f"{path}:{number}: {error}") from error
 
 
+class _QuietBuilder(chess.pgn.GameBuilder):
+    """Collects a game's errors, as its parent does, without a traceback in the log: they are raised below."""
+
+    def handle_error(self, error: Exception) -> None:
+        self.game.errors.append(error)
+
+
 def _read_pgn(path: Path) -> Iterator[Position]:
     """Every position of every main line that still has a move to play."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         number = 0
-        while (game := chess.pgn.read_game(file)) is not None:
+        while (game := chess.pgn.read_game(file, Visitor=_QuietBuilder)) is not None:
             number += 1
             if game.errors:
                 raise PositionFileError(f"{path}: game {number}: {game.errors[0]}")
-            board = game.board()
+            try:
+                board = game.board()
+            except ValueError as error:  # an unknown variant
+                raise PositionFileError(f"{path}: game {number}: {error}") from error
+            if board.uci_variant != "chess" or board.chess960:
+                variant = game.headers.get("Variant")
+                raise PositionFileError(f"{path}: game {number}: variant {variant!r}; expected standard chess")
+            if not board.is_valid():
+                raise PositionFileError(f"{path}: game {number}: FEN {board.fen()!r} is not a legal position")
             for move in game.mainline_moves():
                 if not board.is_game_over():
                     yield Position(board.fen(), tuple(m.uci() for m in board.move_stack[-10:]))
                 board.push(move)
 
 
-def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    """(1-based number, text) of the lines that are not blank."""
+def _text(path: Path) -> Iterator[str]:
+    """Lines with their ends; a byte order mark, which spreadsheets write, is dropped."""
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line.rstrip("\n")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from file
     except UnicodeDecodeError as error:
         raise PositionFileError(f"{path}: not UTF-8 text ({error})") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(1-based number, text) of the lines that are not blank."""
+    for number, line in enumerate(_text(path), start=1):
+        if line.strip():
+            yield number, line.rstrip("\r\n")
 
 
 READERS = {

@@ -5,6 +5,7 @@ Sources: the packaged positions, seeded self-play, or a file (`position_files`).
 
 import itertools
 import random
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,13 +24,18 @@ def read_packaged(split: str) -> list[Position]:
     return read_positions(PACKAGED / f"{split}.parquet")
 
 
-def selfplay_positions(games: int, seed: int) -> list[Position]:
-    """Distinct unlabelled positions of random games, in game order; a function of its arguments."""
+def selfplay_positions(games: int, seed: int, split: str = "train") -> list[Position]:
+    """Distinct unlabelled positions of random games, in game order; a function of its arguments.
+
+    A tenth of all positions is `heldout` by a checksum of the position itself, so that no games of any seeds put one
+    position in both splits: games apart are not enough, they all open alike.
+    """
     found: dict[str, Position] = {}
     for game in range(games):
         for board in itertools.takewhile(_first_game(), random_positions(random.Random(f"{seed}/{game}"))):
-            history = tuple(move.uci() for move in board.move_stack[-10:])
-            found.setdefault(board.epd(), Position(board.fen(), history))
+            key = board.epd()
+            if key not in found and (zlib.crc32(key.encode()) % 10 == 0) == (split == "heldout"):
+                found[key] = Position(board.fen(), tuple(move.uci() for move in board.move_stack[-10:]))
     return list(found.values())
 
 
@@ -56,7 +62,7 @@ def load_positions(config: PromptsConfig, seed: int) -> list[Position]:
         return read_packaged(config.split)
     if config.source == "selfplay":
         offset = 0 if config.split == "train" else 1_000_000_007  # other games for the held-out split
-        return selfplay_positions(config.selfplay_games, seed + offset)
+        return selfplay_positions(config.selfplay_games, seed + offset, config.split)
     return read_positions(config.source, config.format)
 
 

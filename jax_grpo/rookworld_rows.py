@@ -3,17 +3,19 @@
 Fields of a policy row are found by their markers, never by column; moves are not sorted by evaluation.
 """
 
+import math
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import chess
 
 from jax_grpo.tasks.base import Position
 
-_POLICY = re.compile(
-    r"P:\s*(?P<fen>\S+ [wb] \S+ \S+ \d+ \d+)\s+M:\s*(?P<moves>.*?)\s+E:\s*(?P<evaluations>.*?)\s+B:\s*(?P<best>\S+)\s*"
-)
-_UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
+UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
+_MARKER = re.compile(r"([PMEB]):")
+_PUBLISHED_MATE = 1000.0  # published rows write a mate in n as 1000 - n/100 pawns, `Position` as 100 - n/100
+_MATE = 100.0
 
 
 class RowError(ValueError):
@@ -31,19 +33,19 @@ class PolicyRow(NamedTuple):
     def position(self) -> Position:
         """Moves sorted by evaluation, best first, for both colours; the published label stays in `best`.
 
-        The label itself cannot be used for Black: it is the lowest evaluation there.
+        The label itself cannot be used for Black: it is the lowest evaluation there. Mates are brought to `Position`'s scale.
         """
         order = sorted(range(len(self.moves)), key=lambda i: -self.evaluations[i])
         return Position(
             self.fen,
             moves=tuple(self.moves[i] for i in order),
-            evaluations=tuple(self.evaluations[i] for i in order),
+            evaluations=tuple(_rescale_mate(self.evaluations[i]) for i in order),
             best=self.best,
         )
 
 
 class EnvironmentRow(NamedTuple):
-    """A parsed environment row."""
+    """A parsed environment row; `history` as written, which by the format ends with `move` itself."""
 
     fen: str
     move: str
@@ -53,13 +55,28 @@ class EnvironmentRow(NamedTuple):
     terminated: bool
     truncated: bool
 
+    def position(self) -> Position:
+        """The state before the move, with the moves that led to it."""
+        before = self.history[:-1] if self.history[-1:] == (self.move,) else self.history
+        return Position(self.fen, before)
+
+
+def _rescale_mate(pawns: float) -> float:
+    distance = _PUBLISHED_MATE - abs(pawns)
+    return pawns if distance > _MATE else math.copysign(round(_MATE - distance, 2), pawns)
+
 
 def check_fen(fen: str) -> chess.Board:
     """The board of a legal position.
 
     Raises:
-        RowError: not FEN, or an impossible position.
+        RowError: not six-field FEN (prompts are made of the text itself), or an impossible position.
     """
+    if len(fen.split()) != 6:
+        raise RowError(
+            f"FEN {fen[:100]!r} cannot be read: it has {len(fen.split())} fields; expected 6: "
+            "board, side, castling, en passant, halfmoves, move number"
+        )
     try:
         board = chess.Board(fen)
     except ValueError as error:
@@ -71,29 +88,51 @@ def check_fen(fen: str) -> chess.Board:
 
 def parse_policy_row(row: str) -> PolicyRow:
     """Raises RowError for a missing field, a bad FEN, an illegal move or a count that does not match."""
-    match = _POLICY.fullmatch(row.strip())
-    if match is None:
-        raise RowError(f"policy row {row[:80]!r}; expected `P: <FEN> M: <moves> E: <evaluations> B: <move>`")
-    board = check_fen(match["fen"])
-    moves, numbers, best = match["moves"].split(), match["evaluations"].split(), match["best"]
+    before, *fields = _MARKER.split(row.strip())
+    names = fields[::2]
+    if before or names != ["P", "M", "E", "B"]:
+        raise RowError(
+            f"policy row {row[:80]!r}; expected `P: <FEN> M: <moves> E: <evaluations> B: <move>`, "
+            f"found the fields {', '.join(names) or 'none'}"
+        )
+    fen, moves, numbers, best = (text.split() for text in fields[1::2])
+    board = check_fen(" ".join(fen))
     if len(moves) != len(numbers) or not moves:
         raise RowError(f"{len(moves)} moves but {len(numbers)} evaluations in {row[:80]!r}; expected as many of each")
+    if len(best) != 1:
+        raise RowError(f"field B: of {row[:80]!r} is {' '.join(best)!r}; expected one move")
     legal = {move.uci() for move in board.legal_moves}
-    for move in (*moves, best):
+    for move in (*moves, *best):
         if move not in legal:
-            raise RowError(f"move {move!r} is not legal in {match['fen']!r}")
+            raise RowError(f"move {move!r} is not legal in {' '.join(fen)!r}")
+    return PolicyRow(" ".join(fen), tuple(moves), finite(numbers, "evaluations", "numbers in pawns"), best[0])
+
+
+def finite(values: Sequence[Any], name: str, expected: str) -> tuple[float, ...]:
+    """The values as numbers.
+
+    Raises:
+        RowError: one is no number, or not finite: a NaN here would become a NaN reward.
+    """
     try:
-        evaluations = tuple(float(number) for number in numbers)
-    except ValueError as error:
-        raise RowError(f"evaluations {match['evaluations']!r}; expected numbers in pawns") from error
-    return PolicyRow(match["fen"], tuple(moves), evaluations, best)
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowError(f"{name} {_shown(values)}; expected {expected}") from error
+    if not all(map(math.isfinite, numbers)):
+        raise RowError(f"{name} {_shown(values)}; expected finite {expected}")
+    return numbers
+
+
+def _shown(values: Sequence[Any]) -> str:
+    return repr(" ".join(map(str, values))[:80])
 
 
 def format_policy_row(row: PolicyRow, *, padded: bool = False) -> str:
     """The row with four spaces between fields, or padded to the published columns (90, 30, 40)."""
     moves, evaluations = " ".join(row.moves), " ".join(str(e) for e in row.evaluations)
     if padded:
-        return f"{'P: ' + row.fen:<92}M: {moves:<30}E: {evaluations:<40}B: {row.best}"
+        # the space inside each width keeps fields apart when one outgrows its columns
+        return f"{f'P: {row.fen} ':<92}M: {f'{moves} ':<30}E: {f'{evaluations} ':<40}B: {row.best}"
     return f"P: {row.fen}    M: {moves}    E: {evaluations}    B: {row.best}"
 
 
@@ -108,15 +147,13 @@ def parse_environment_row(row: str) -> EnvironmentRow:
         )
     fen, move, history, next_fen, reward, terminated, truncated = (field.strip() for field in fields)
     check_fen(fen)
+    check_fen(next_fen)
     for uci in (move, *history.split()):
-        if not _UCI.fullmatch(uci):
+        if not UCI.fullmatch(uci):
             raise RowError(f"move {uci!r} in {row[:80]!r} is not UCI")
     if terminated not in ("0", "1") or truncated not in ("0", "1"):
         raise RowError(f"flags {terminated!r} and {truncated!r} in {row[:80]!r}; expected 0 or 1")
-    try:
-        number = float(reward)
-    except ValueError as error:
-        raise RowError(f"reward {reward!r} in {row[:80]!r}; expected a number") from error
+    (number,) = finite([reward], "reward", "number")
     return EnvironmentRow(fen, move, tuple(history.split()), next_fen, number, terminated == "1", truncated == "1")
 
 

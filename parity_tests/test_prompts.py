@@ -1,11 +1,9 @@
 """Position sources and their order; every bad row names its file, line, value and what was expected."""
 
 import json
-import os
 import random
 import re
 from collections import Counter
-from pathlib import Path
 
 import chess
 import chess.pgn
@@ -15,19 +13,10 @@ import pytest
 
 from jax_grpo.config import PromptsConfig
 from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.prompts import PromptDataset, load_positions, read_packaged, selfplay_positions
-from jax_grpo.rookworld_rows import (
-    PolicyRow,
-    RowError,
-    format_environment_row,
-    format_policy_row,
-    parse_environment_row,
-    parse_policy_row,
-)
+from jax_grpo.prompts import PACKAGED, PromptDataset, load_positions, read_packaged, selfplay_positions
+from jax_grpo.rookworld_rows import PolicyRow, format_policy_row
 from jax_grpo.tasks.base import Position
-from jax_grpo.tasks.environment import environment_prompt, next_state
 
-SHARED = Path(os.environ.get("JAX_GRPO_SHARED", Path(__file__).parents[2] / "shared"))
 TRAIN, HELDOUT = read_packaged("train"), read_packaged("heldout")
 
 
@@ -71,14 +60,33 @@ def test_order_is_a_function_of_seed_and_step():
         PromptDataset([], 0)
 
 
-def test_selfplay_is_seeded_and_held_out_games_are_others():
+def test_any_step_asked_in_any_order_gives_the_same_batch():
+    positions = [Position(str(i)) for i in range(7)]
+    size, steps = 5, list(range(20))  # batches straddle epochs
+    forwards = {step: PromptDataset(positions, 3).batch(step, size) for step in steps}
+    shared = PromptDataset(positions, 3)
+    random.Random(0).shuffle(steps)
+    for step in steps:
+        assert shared.batch(step, size) == forwards[step], step
+        assert all(positions[number] == position for number, position in forwards[step])
+    assert len({number for number, _ in PromptDataset(positions, 3).batch(0, 14)}) == 7, "a batch of two epochs"
+
+
+def test_selfplay_is_seeded_and_shares_no_position_between_splits():
     assert selfplay_positions(3, 7) == selfplay_positions(3, 7) != selfplay_positions(3, 8)
     for position in selfplay_positions(2, 7)[::10]:
-        assert chess.Board(position.fen).is_valid()
-    train, heldout = (
-        load_positions(PromptsConfig(source="selfplay", selfplay_games=3, split=s), 0) for s in ("train", "heldout")
-    )
-    assert train != heldout
+        board = chess.Board(position.fen)
+        assert board.is_valid() and any(board.legal_moves)
+    for seed in (0, 1):  # the trainer draws its evaluation positions with another seed
+        train, heldout = (
+            {
+                chess.Board(p.fen).epd()
+                for p in load_positions(PromptsConfig(source="selfplay", selfplay_games=30, split=split), s)
+            }
+            for split, s in (("train", 0), ("heldout", seed))
+        )
+        print(f"{len(train)} train, {len(heldout)} held out")
+        assert not train & heldout and len(heldout) > 100
 
 
 def _rows(positions):
@@ -101,6 +109,8 @@ def test_every_format_reads_the_same_positions(tmp_path):
         assert read_positions(tmp_path / name) == positions, name
     policy = [PolicyRow(p.fen, p.moves, p.evaluations, p.moves[0]) for p in positions]
     (tmp_path / "a.txt").write_text("\n".join(format_policy_row(r) for r in policy))
+    (tmp_path / "bom.csv").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "a.csv").read_bytes().replace(b"\n", b"\r\n"))
+    assert read_positions(tmp_path / "bom.csv") == positions, "as a spreadsheet saves it"
     assert [p.fen for p in read_positions(tmp_path / "a.txt")] == [p.fen for p in positions]
 
 
@@ -117,10 +127,46 @@ def test_pgn_gives_every_position_with_its_history(tmp_path):
     assert positions[29].history == tuple(m.uci() for m in board.move_stack[19:29])
 
 
+def test_pgn_skips_what_has_no_move_to_play(tmp_path):
+    (tmp_path / "mate.pgn").write_text("1. f3 e5 2. g4 (2. e4 Nc6) Qh4# 0-1\n")
+    positions = read_positions(tmp_path / "mate.pgn")
+    assert [p.history for p in positions] == [(), ("f2f3",), ("f2f3", "e7e5"), ("f2f3", "e7e5", "g2g4")]
+    (tmp_path / "drawn.pgn").write_text('[FEN "8/8/4k3/8/8/8/4p3/4K3 w - - 0 1"]\n\n1. Kxe2 Kd6 2. Kd2 *\n')
+    assert len(read_positions(tmp_path / "drawn.pgn")) == 1, "played on with two bare kings"
+
+
+START = chess.STARTING_FEN
+MATED = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
+
+
+def _json(**row):
+    return json.dumps({"fen": START} | row)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"fen": "8/8 w - - 0 1"}', r"a.jsonl:1: FEN '8/8 w - - 0 1' cannot be read"),
+        ("a.jsonl", json.dumps({"fen": START[:-4]}), r"a.jsonl:1: FEN .* it has 4 fields; expected 6"),
+        ("a.jsonl", json.dumps({"fen": None}), r"a.jsonl:1: FEN 'None' cannot be read"),
+        ("a.jsonl", json.dumps({"fen": MATED}), r"a.jsonl:1: the game is over in 'rnb1kbnr/"),
+        ("a.jsonl", "[" * 100_000, r"a.jsonl:1: not JSON"),
+        (
+            "a.jsonl",
+            _json(moves=["e2e4"], evaluations=[float("nan")]),
+            r"a.jsonl:1: evaluations 'nan'; expected finite",
+        ),
+        ("a.jsonl", _json(moves=["e2e4"], evaluations=[None]), r"a.jsonl:1: evaluations 'None'; expected numbers"),
+        ("a.jsonl", _json(history=["Nf3"]), r"a.jsonl:1: 'Nf3' in history is not a UCI move"),
+        ("a.jsonl", _json(moves={"e2e4": 1}), r"a.jsonl:1: moves is \{'e2e4': 1\}; expected a list"),
+        ("a.jsonl", _json(evaluation=[]), r"column 'evaluations' is missing; did you mean it to be 'evaluation'\?"),
+        ("a.csv", f"FEN\n{START}\n", r"a.csv:2: column 'fen' is missing; did you mean it to be 'FEN'\?"),
+        ("a.csv", "fen\n\n\nbad\n", r"a.csv:4: FEN 'bad' cannot be read"),
+        ("a.csv", f"fen,moves\n{START},e2e4,d2d4\n", r"a.csv:2: 1 more fields than the header, \['d2d4'\]"),
+        ("a.csv", f"fen\n{'x' * 200_000}\n", r"a.csv:2: not CSV \(field larger"),
+        ("a.csv", b"fen\n\xff\n", r"a.csv: not UTF-8 text"),
+        ("a.pgn", '[Variant "Atomic"]\n\n1. e4 *\n', r"a.pgn: game 1: variant 'Atomic'; expected standard chess"),
+        ("a.pgn", '[FEN "8/8/8/8/8/8/P7/8 w - - 0 1"]\n\n1. a3 *\n', r"a.pgn: game 1: FEN .* is not a legal position"),
         ("a.jsonl", '{"fen": "8/8/8/8/8/8/8/8 w - - 0 1"}', r"a.jsonl:1: FEN .* is not a legal position"),
         ("a.jsonl", '\n{"fem": "x"}', r"a.jsonl:2: column 'fen' is missing; did you mean it to be 'fem'\?"),
         ("a.jsonl", "{", r"a.jsonl:1: not JSON"),
@@ -144,7 +190,7 @@ def test_pgn_gives_every_position_with_its_history(tmp_path):
     ],
 )
 def test_bad_files_are_one_clear_error(name, content, message, tmp_path):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(PositionFileError, match=message):
         read_positions(tmp_path / name)
 
@@ -154,26 +200,23 @@ def test_a_missing_file_is_named(tmp_path):
         read_positions(tmp_path / "none.csv")
 
 
-def test_environment_rows_round_trip():
-    for position in HELDOUT[:50]:
-        board = chess.Board(position.fen)
-        move = chess.Move.from_uci(position.moves[0])
-        text = environment_prompt(board, move, position.history) + next_state(board, move)
-        row = parse_environment_row(text)
-        assert format_environment_row(row) == text and parse_environment_row(f"{text}+") == row
-    with pytest.raises(RowError, match="has 2 fields; expected 7"):
-        parse_environment_row("A: x+y")
-
-
-@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="the 250 real RookWorld rows are not part of the repository")
-def test_all_250_published_rows_parse_and_print_back():
-    path = SHARED / "data" / "rook_val_first250.txt"
-    rows = path.read_text().splitlines()
-    assert len(rows) == 250
-    for text in rows:
-        row = parse_policy_row(text)
-        assert parse_policy_row(format_policy_row(row)) == row
-        assert format_policy_row(row, padded=True).split() == text.split()
-        position = row.position()
-        assert list(position.evaluations) == sorted(row.evaluations, reverse=True)
-    assert len(read_positions(path)) == 250
+def test_parquet_cut_or_damaged_anywhere_is_one_clear_error(tmp_path):
+    whole = (PACKAGED / "heldout.parquet").read_bytes()
+    rng, outcomes = random.Random(0), Counter()
+    path = tmp_path / "a.parquet"
+    for cut in (0, 4, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(PositionFileError, match=r"a.parquet: not a readable Parquet file"):
+            read_positions(path)
+    for _ in range(10):
+        damaged = bytearray(whole)
+        for _ in range(5):
+            damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            read_positions(path)
+            outcomes["harmless"] += 1
+        except PositionFileError:  # anything else fails the test
+            outcomes["refused"] += 1
+    print(dict(outcomes))
+    assert outcomes["refused"]
