@@ -77,11 +77,51 @@ def test_both_clip_sides_stop_the_gradient_only_where_the_advantage_pushes_outwa
     np.testing.assert_allclose(grad[:, 0], [0.0, 0.0, 1.5, -0.5], atol=1e-12)
 
 
-def test_cispo_differentiates_logp_and_not_its_weight(x64):
-    config = ObjectiveConfig(name="cispo", epsilon_high=1.28)
+def test_delta_stops_the_gradient_of_a_bad_token_that_became_likely(x64):
+    config = ObjectiveConfig(epsilon_low=0.2, epsilon_high=0.2, delta=2.0)
+    logp, ones = jnp.log(jnp.array([[1.5], [1.99], [2.01], [5.0]])), jnp.ones((4, 1))
+
+    def loss(x):
+        return jnp.sum(objective.surrogate(x, jnp.zeros((4, 1)), -ones[:, 0], ones, config))
+
+    # A = -1: the loss is rho and so is its derivative in logp, until delta holds both
+    assert abs(loss(logp) - (1.5 + 1.99 + 2 + 2)) < 1e-12
+    np.testing.assert_allclose(jax.grad(loss)(logp)[:, 0], [1.5, 1.99, 0, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_cispo_differentiates_logp_and_not_its_weight(level, x64):
+    config = ObjectiveConfig(name="cispo", epsilon_high=1.28, importance_level=level)
     grad = jax.grad(lambda x: jnp.sum(objective.surrogate(x, OLD, ADVANTAGES, MASK, config)))(LOGP)
-    expected = -np.minimum(np.exp(LOGP - OLD), 1.28) * ADVANTAGES[:, None] * MASK
+    mean = ((LOGP - OLD) * MASK).sum(1, keepdims=True) / MASK.sum(1, keepdims=True)
+    rho = np.exp(LOGP - OLD if level == "token" else np.broadcast_to(mean, MASK.shape))
+    expected = -np.minimum(rho, 1.28) * ADVANTAGES[:, None] * MASK
     np.testing.assert_allclose(grad, expected, rtol=1e-12)
+    assert (rho > 1.28)[MASK > 0].any() and (rho < 1.28)[MASK > 0].any(), "both sides of the cap are seen"
+
+
+def test_sapo_gates_each_sign_with_its_own_temperature(x64):
+    config = ObjectiveConfig(name="sapo", tau_pos=1.0, tau_neg=2.0)
+    advantages, old, ones = jnp.array([1.0, -1.0, 0.0]), jnp.zeros((3, 1)), jnp.ones((3, 1))
+
+    def loss(x):
+        return objective.surrogate(x, old, advantages, ones, config)[:, 0]
+
+    # on policy the gate's slope is 1 for any tau: the gradient is the policy gradient's, -A
+    np.testing.assert_allclose(jax.grad(lambda x: loss(x).sum())(old)[:, 0], [-1, 1, 0], atol=1e-12)
+    # off policy, d/dlogp = -4 A rho s (1 - s), s = sigmoid(tau (rho - 1))
+    s = 1 / (1 + np.exp(-np.array([1.0, 2.0, 2.0])))
+    expected = -4 * np.array([1.0, -1.0, 0.0]) * 2 * s * (1 - s)
+    np.testing.assert_allclose(jax.grad(lambda x: loss(x).sum())(old + np.log(2))[:, 0], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["clip", "cispo", "sapo", "reinforce"])
+def test_on_policy_every_objective_has_the_policy_gradient(name, x64):
+    """rho = 1: the gradient is -A on every token, at both levels' sum over a sequence."""
+    for level in ("token", "sequence"):
+        config = ObjectiveConfig(name=name, epsilon_high=1.28, importance_level=level)
+        grad = jax.grad(lambda x, c=config: jnp.sum(objective.surrogate(x, LOGP, ADVANTAGES, MASK, c)))(LOGP)
+        np.testing.assert_allclose(grad, -ADVANTAGES[:, None] * MASK, atol=1e-12)
 
 
 def test_kl_estimators_are_their_closed_forms(x64):
@@ -122,15 +162,75 @@ def test_aggregations_are_their_definitions(x64):
         assert abs(jnp.sum(objective.aggregation_weights(jnp.asarray(MASK), name, 9) * loss) - value) < 1e-12, name
 
 
+@pytest.mark.parametrize("aggregation", objective.AGGREGATIONS)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_any_cut_into_micro_batches_sums_to_the_same_loss_and_gradient(aggregation, level, x64):
+    """The weights are of the whole batch; its rows, cut 1, 2, 4 and 8 times, add up to the single loss."""
+    config, kl = ObjectiveConfig(importance_level=level), KLConfig(importance_corrected=True)
+    rng = np.random.default_rng(1)
+    old = -rng.exponential(2.0, (8, S))
+    logp, ref = old + 0.4 * rng.normal(size=old.shape), old + 0.4 * rng.normal(size=old.shape)
+    mask = (np.arange(S) < np.array([7, 1, 3, 0, 2, 6, 4, 5])[:, None]).astype(np.float64)
+    advantages = rng.normal(size=8)
+    weights = objective.aggregation_weights(jnp.asarray(mask), aggregation, 9)
+
+    def loss(logp, rows):
+        per_token = objective.token_losses(
+            logp[rows], old[rows], ref[rows], advantages[rows], mask[rows], mask[rows], 0.1, config, kl
+        )
+        return jnp.sum(weights[rows] * per_token)
+
+    whole, whole_grad = jax.value_and_grad(loss)(logp, np.arange(8))
+    assert np.abs(whole_grad).max() > 1e-3
+    for cuts in (2, 4, 8):
+        parts = [jax.value_and_grad(loss)(logp, rows) for rows in np.split(np.arange(8), cuts)]
+        assert abs(sum(value for value, _ in parts) - whole) < 1e-12
+        np.testing.assert_allclose(sum(grad for _, grad in parts), whole_grad, rtol=1e-12, atol=1e-15)
+
+
+def test_more_padding_changes_no_loss_and_no_gradient(x64):
+    config, kl = ObjectiveConfig(importance_level="sequence"), KLConfig()
+    pad = lambda x: np.concatenate([x, np.full((B, 4), 7.0)], axis=1)  # noqa: E731
+    for aggregation in objective.AGGREGATIONS:
+
+        def loss(logp, old, ref, mask, aggregation=aggregation):
+            weights = objective.aggregation_weights(jnp.asarray(mask), aggregation, 9)
+            return jnp.sum(weights * objective.token_losses(logp, old, ref, ADVANTAGES, mask, mask, 0.1, config, kl))
+
+        value, grad = jax.value_and_grad(loss)(LOGP, OLD, REF, MASK)
+        padded_mask = np.concatenate([MASK, np.zeros((B, 4))], axis=1)
+        padded, padded_grad = jax.value_and_grad(loss)(pad(LOGP), pad(OLD), pad(REF), padded_mask)
+        assert abs(value - padded) < 1e-14, aggregation
+        np.testing.assert_allclose(padded_grad, np.pad(grad, ((0, 0), (0, 4))), rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("estimator", objective.KL_ESTIMATORS)
+def test_token_losses_add_beta_times_the_kl_and_weigh_the_policy_alone(estimator, level, corrected, x64):
+    config, kl = ObjectiveConfig(importance_level=level), KLConfig(estimator=estimator, importance_corrected=corrected)
+    policy_weights = RNG.uniform(size=(B, S))
+    found = objective.token_losses(LOGP, OLD, REF, ADVANTAGES, MASK, policy_weights, 0.3, config, kl)
+    d = REF - LOGP
+    values = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d}[estimator]
+    mean = ((LOGP - OLD) * MASK).sum(1, keepdims=True) / MASK.sum(1, keepdims=True)
+    rho = np.exp(LOGP - OLD if level == "token" else mean) if corrected else 1.0
+    policy = objective.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
+    expected = policy_weights * policy + 0.3 * values * rho * MASK
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_an_all_masked_row_and_an_empty_mask_give_finite_weights():
     for name in objective.AGGREGATIONS:
         assert np.isfinite(objective.aggregation_weights(jnp.zeros((2, 3)), name, 3)).all()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
-def test_masked_positions_may_hold_anything(poison):
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("name", objective.SURROGATES)
+def test_masked_positions_may_hold_anything(name, level, poison):
     garbage = jnp.where(MASK > 0, LOGP, poison).astype(jnp.float32)
-    config, kl = ObjectiveConfig(), KLConfig(importance_corrected=True)
+    config, kl = ObjectiveConfig(name=name, importance_level=level), KLConfig(importance_corrected=True)
 
     def loss(logp, old, ref):
         return jnp.sum(
@@ -158,3 +258,16 @@ def test_top_entropy_mask_keeps_the_upper_quantile_of_real_tokens():
     entropy = jnp.array([[1.0, 2.0, 3.0, 100.0], [4.0, 5.0, 100.0, 100.0]])
     mask = jnp.array([[1.0, 1, 1, 0], [1.0, 1, 0, 0]])
     assert objective.top_entropy_mask(entropy, mask, 0.6).tolist() == [[0, 0, 0, 0], [1, 1, 0, 0]]
+
+
+def test_poison_outside_the_mask_reaches_no_weight_and_no_statistic():
+    for poison in (np.nan, np.inf, -np.inf):
+        dirty = jnp.where(MASK > 0, LOGP, poison)
+        clean = jnp.where(MASK > 0, LOGP, 0.0)
+        for function in (
+            lambda x: objective.top_entropy_mask(x, jnp.asarray(MASK), 0.7),
+            lambda x: objective.mismatch_weights(x, x, jnp.asarray(MASK), 2.0),
+            lambda x: objective.masked_mean(x, MASK),
+            lambda x: objective.masked_quantile(x, MASK, 0.95),
+        ):
+            np.testing.assert_array_equal(function(dirty), function(clean))
