@@ -72,17 +72,13 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
     policy_loss_BS = losses(without_kl, logp_BS, policy_weights_BS, jnp.zeros(()), config)
     log_rho_BS = objective.log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.objective.importance_level)
     rho_BS = jnp.exp(log_rho_BS)
-    advantages_B1 = batch.advantages_B[:, None]
+    low_BS, high_BS = objective.clipped(rho_BS, batch.advantages_B[:, None], config.objective)
     out = {
         "policy_loss": jnp.sum(weights_BS * policy_loss_BS),
         "entropy": objective.masked_mean(entropy_BS, mask_BS),
         "ratio/mean": objective.masked_mean(rho_BS, mask_BS),
-        "clip_fraction/low": objective.masked_mean(
-            (rho_BS < 1 - config.objective.epsilon_low) & (advantages_B1 < 0), mask_BS
-        ),
-        "clip_fraction/high": objective.masked_mean(
-            (rho_BS > objective.upper_bound(config.objective)) & (advantages_B1 > 0), mask_BS
-        ),
+        "clip_fraction/low": objective.masked_mean(low_BS, mask_BS),
+        "clip_fraction/high": objective.masked_mean(high_BS, mask_BS),
     }
     if batch.ref_logp_BS is not None:
         kl_BS = objective.kl_per_token(logp_BS, batch.ref_logp_BS, mask_BS, config.kl.estimator)

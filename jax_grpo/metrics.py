@@ -15,7 +15,7 @@ from jax_grpo.config import Config, ConfigError
 class MetricsLog:
     """Writes records of numbers. Each line is flushed, so a killed run keeps what it logged.
 
-    A number that is not finite is written as null and its name listed under `nonfinite`: strict JSON has no NaN, and a
+    A number that is not finite is written as null and its name listed under `nonfinite_metrics`: strict JSON has no NaN, and a
     silent null would hide it.
     """
 
@@ -38,7 +38,9 @@ class MetricsLog:
         """Logs one record; `iteration` is its step."""
         nonfinite = [name for name, value in record.items() if not math.isfinite(value)]
         line = {name: None if name in nonfinite else value for name, value in record.items()}
-        self._file.write(json.dumps(line | ({"nonfinite": nonfinite} if nonfinite else {}), allow_nan=False) + "\n")
+        self._file.write(
+            json.dumps(line | ({"nonfinite_metrics": nonfinite} if nonfinite else {}), allow_nan=False) + "\n"
+        )
         self._file.flush()
         finite = {name: value for name, value in record.items() if name not in nonfinite}
         step = int(record["iteration"])

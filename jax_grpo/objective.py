@@ -53,11 +53,6 @@ def cispo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: ja
     return -weight_BS * advantages_B1 * logp_BS
 
 
-def upper_bound(config: ObjectiveConfig) -> float:
-    """The importance ratio beyond which clipping acts: `epsilon_high` itself for `cispo`, its excess over 1 otherwise."""
-    return config.epsilon_high if config.name == "cispo" else 1 + config.epsilon_high
-
-
 def sapo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
     """-(4 / tau) sigmoid(tau (rho - 1)) A, tau by the advantage's sign (SAPO, Gao et al. 2025): a soft clip."""
     tau_B1 = jnp.where(advantages_B1 > 0, config.tau_pos, config.tau_neg)
@@ -74,6 +69,14 @@ SURROGATES = {
     "cispo": cispo_surrogate,
     "sapo": sapo_surrogate,
     "reinforce": reinforce_surrogate,
+}
+
+# The importance ratios [low, high] beyond which the objective acts on a token's weight; none where there is no bound.
+RATIO_BOUNDS = {
+    "clip": lambda config: (1 - config.epsilon_low, 1 + config.epsilon_high),
+    "cispo": lambda config: (None, config.epsilon_high),
+    "sapo": lambda config: (None, None),
+    "reinforce": lambda config: (None, None),
 }
 
 # Schulman, "Approximating KL divergence" (2020), with d = ref_logp - logp. All estimate KL(policy || reference) from
@@ -101,6 +104,16 @@ def surrogate(
 def kl_per_token(logp_BS: jax.Array, ref_logp_BS: jax.Array, mask_BS: jax.Array, estimator: str) -> jax.Array:
     """KL estimate of each token [B, S] in nats; 0 where masked."""
     return masked(KL_ESTIMATORS[estimator](masked(ref_logp_BS - logp_BS, mask_BS)), mask_BS)
+
+
+def clipped(rho_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig) -> tuple[jax.Array, jax.Array]:
+    """Tokens [B, S] whose ratio is beyond the lower bound and A < 0, and beyond the upper bound and A > 0."""
+    low, high = RATIO_BOUNDS[config.name](config)
+    none_BS = jnp.zeros(rho_BS.shape, bool)
+    return (
+        none_BS if low is None else (rho_BS < low) & (advantages_B1 < 0),
+        none_BS if high is None else (rho_BS > high) & (advantages_B1 > 0),
+    )
 
 
 def mismatch_weights(old_logp_BS: jax.Array, sampling_logp_BS: jax.Array, mask_BS: jax.Array, cap: float) -> jax.Array:

@@ -29,6 +29,7 @@ def schedule(config: UpdateConfig, total_steps: int) -> optax.Schedule:
     after = {"constant": lambda t: jnp.asarray(lr), "cosine": cosine}[config.schedule]
 
     def at(t):
+        t = jnp.asarray(t, jnp.result_type(float))  # an integer step would give a float32 rate even in float64 runs
         return jnp.where(t < warmup, lr * (t + 1) / max(warmup, 1), after(t))
 
     return at

@@ -20,7 +20,7 @@ import numpy as np
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import Batch, CannotCut, FlatTokens
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.loading import load_policy
+from jax_grpo.loading import Policy, load_policy
 from jax_grpo.update import init_state, make_score, make_step
 from jax_grpo.weights import WeightsError, to_hf
 
@@ -61,9 +61,8 @@ def read_batch(path: str | Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def replay(config: Config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
-    policy = load_policy(config.model, config.seed, arrays["input_ids"].shape[1])
     dtype = jnp.promote_types(jnp.dtype(config.model.compute_dtype), jnp.float32)
 
     def optional(name: str) -> jax.Array | None:
@@ -125,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(args.config, [*overrides, "--model.weights", args.weights])
         arrays = read_batch(args.batch)
         with jax.default_matmul_precision("highest"):
-            out = replay(config, arrays)
+            out = replay(config, load_policy(config.model, config.seed, arrays["input_ids"].shape[1]), arrays)
         np.savez(args.out, allow_pickle=False, **out)
     except (BatchError, CannotCut, ConfigError, WeightsError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error

@@ -8,6 +8,7 @@ import pytest
 from conftest import relative_error
 
 from jax_grpo.config import load_config
+from jax_grpo.loading import load_policy
 from jax_grpo.metrics import MetricsLog, read_metrics
 from jax_grpo.replay import BatchError, main, read_batch, replay
 from jax_grpo.train import NonFiniteUpdates, Trainer, train
@@ -77,7 +78,8 @@ def test_a_run_leaves_metrics_weights_config_pictures_and_batches(in_repository,
     assert "held-out, iteration 0" in out and "P: " in out and "reward" in out
 
     # the recorded batch, replayed from the run's starting weights, is the first optimiser step
-    replayed = replay(config, read_batch(tmp_path / "batches" / "000000.npz"))
+    policy = load_policy(config.model, config.seed, 1)
+    replayed = replay(config, policy, read_batch(tmp_path / "batches" / "000000.npz"))
     for name in ("loss", "policy_loss", "grad_norm", "entropy", "kl/mean"):
         # tolerance: grouped and flat layouts sum float32 in another order
         assert float(replayed[name]) == pytest.approx(records[0][name], rel=2e-4, abs=2e-6), name
@@ -182,7 +184,7 @@ def test_metrics_are_strict_json_and_a_line_cut_short_is_left_out(tmp_path, in_r
     assert json.loads(lines[1], parse_constant=pytest.fail) == {
         "iteration": 1,
         "loss": None,
-        "nonfinite": ["loss"],
+        "nonfinite_metrics": ["loss"],
     }
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 2, "lo')

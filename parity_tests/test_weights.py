@@ -13,7 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jax_grpo.config import load_config
-from jax_grpo.loading import PACKAGED_MODELS
+from jax_grpo.loading import PACKAGED_MODELS, load_policy
 from jax_grpo.model import GPT2
 from jax_grpo.replay import replay
 from jax_grpo.rollout import make_generate
@@ -173,7 +173,8 @@ def _check_life_of_a_model(config: transformers.GPT2Config, folder, tokenizer: T
         "completion_mask": (np.arange(24) >= 20).astype(np.int32) * np.ones_like(ids),
         "advantages": np.array([1.0, -1.0]),
     }
-    stepped = replay(load_config(str(folder / "c.yaml")), arrays)
+    settings = load_config(str(folder / "c.yaml"))
+    stepped = replay(settings, load_policy(settings.model, settings.seed, 1), arrays)
     assert stepped["grad_norm"] > 1e-3
     trained = {name.removeprefix("param/"): x for name, x in stepped.items() if name.startswith("param/")}
     save_file(trained, folder / "made" / "model.safetensors", {"format": "pt"})

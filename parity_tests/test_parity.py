@@ -1,0 +1,123 @@
+"""`jax_grpo` against `torch_ref`: loss, metrics, log-probabilities, every gradient, every parameter after the step.
+
+Every objective x importance level x aggregation x KL estimator, on a batch with unequal masks and ratios beyond both clip
+bounds. Float64 proves that the formulas are the same; float32 and bfloat16 that their rounding is.
+"""
+
+import functools
+import itertools
+
+import pytest
+from both import (
+    crafted_batch,
+    gradient_errors,
+    jax_step,
+    logp_error,
+    objective,
+    scalar_errors,
+    settings,
+    show,
+    torch_step,
+    weights,
+)
+
+from jax_grpo.lm_head import LM_HEADS
+from jax_grpo.objective import AGGREGATIONS, KL_ESTIMATORS, SURROGATES
+
+LEVELS = {
+    "clip": ("token", "sequence"),
+    "cispo": ("token", "sequence"),
+    "sapo": ("token", "sequence"),
+    "reinforce": ("token",),
+}
+COMBINATIONS = [
+    (name, level, aggregation, kl)
+    for name in SURROGATES
+    for level in LEVELS[name]
+    for aggregation, kl in itertools.product(AGGREGATIONS, KL_ESTIMATORS)
+]
+# Each pair of neighbours' values once or more: what float32, bfloat16 and compilation are tried on by default.
+COVERING = COMBINATIONS[::8] + [("clip", "token", "dapo", "k3")]
+# What each option of the loss changes, alone, on top of clipping per token, `dapo` and k3.
+OPTIONS = {
+    "delta": {"objective": {"delta": 1.4}},
+    "entropy bonus": {"objective": {"entropy_coefficient": 0.2}},
+    "top entropy": {"objective": {"entropy_quantile": 0.6}},
+    "mismatch": {"objective": {"mismatch_cap": 1.2}},
+    "truncated": {"objective": {"mask_truncated": True}},
+    "corrected KL": {"kl": {"importance_corrected": True}},
+    "corrected KL, sequence": {"kl": {"importance_corrected": True}, "objective": {"importance_level": "sequence"}},
+    "no KL": {"kl": {"beta": 0.0}},
+    "adaptive beta": {"kl": {"adaptive": True, "target": 0.02}},
+    "leave one out": {"advantage": {"baseline": "leave_one_out", "scale": "batch"}},
+    "no scale": {"advantage": {"scale": "none"}},
+    "one micro-batch": {"update": {"micro_batches": 1}},
+    "warm-up": {"update": {"warmup_steps": 3, "schedule": "cosine", "total_steps": 9}},
+    "not clipped": {"update": {"max_grad_norm": 1e3}},
+}
+
+# (logp abs, scalars rel, gradients rel L2)
+TOLERANCES = {
+    # Twelve digits are lost nowhere: both sum at most a few thousand float64 terms.
+    "float64": (1e-10, 1e-10, 1e-9),
+    # logp: logits of size 10 rounded to 24 bits, summed over 32 products in another order. Scalars are means of such.
+    # Gradients: sums over 50 tokens that cancel.
+    "float32": (2e-5, 1e-5, 1e-4),
+    # 8 bits of mantissa in every activation, and the two frameworks round at other places (one keeps the residual stream
+    # in float32, one in bfloat16).
+    "bfloat16": (3e-2, 2e-2, 5e-2),
+}
+# Relative errors mean nothing for a loss that cancels (advantages sum to 0): in bfloat16, values below 1 count as 1.
+SCALAR_FLOOR = {"float64": 1e-30, "float32": 1e-30, "bfloat16": 1.0}
+
+
+@functools.cache
+def _weights():
+    return weights()
+
+
+@functools.cache
+def _batch():
+    return crafted_batch(_weights())
+
+
+def compare(dtype: str, *, compiled: bool = False, **sections) -> None:
+    config, batch = settings(dtype, **sections), _batch()
+    found, reference = jax_step(config, _weights(), batch, compiled=compiled), torch_step(config, _weights(), batch)
+    logp, scalars, gradients = TOLERANCES[dtype]
+    if config.objective.name == "clip":
+        assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
+    show("logp", {"logp": logp_error(found, reference, batch)}, logp)
+    show("loss and metrics", scalar_errors(found, reference, SCALAR_FLOOR[dtype]), scalars)
+    show("gradients", gradient_errors(found, reference), gradients)
+
+
+@pytest.mark.parametrize(("name", "level", "aggregation", "kl"), COMBINATIONS)
+def test_float64_every_combination(name, level, aggregation, kl):
+    compare("float64", objective=objective(name, importance_level=level, aggregation=aggregation), kl={"estimator": kl})
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_float64_every_option_of_the_loss(option):
+    sections = {"objective": {}} | OPTIONS[option]
+    sections["objective"] = objective("clip", **sections["objective"])
+    compare("float64", **sections)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "level", "aggregation", "kl"), COVERING)
+def test_rounded_a_covering_set(dtype, name, level, aggregation, kl):
+    compare(dtype, objective=objective(name, importance_level=level, aggregation=aggregation), kl={"estimator": kl})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "level", "aggregation", "kl"), COMBINATIONS)
+def test_rounded_every_combination(dtype, name, level, aggregation, kl):
+    compare(dtype, objective=objective(name, importance_level=level, aggregation=aggregation), kl={"estimator": kl})
+
+
+@pytest.mark.parametrize("implementation", LM_HEADS)
+@pytest.mark.parametrize("name", ["clip", "cispo", "sapo", "reinforce"])
+def test_float64_every_head_compiled(implementation, name):
+    compare("float64", compiled=True, objective=objective(name), lm_head={"implementation": implementation})

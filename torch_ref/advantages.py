@@ -1,0 +1,80 @@
+"""Group-relative advantages from rewards: a baseline, a scale, and the sum over reward components.
+
+A group is the set of samples of one prompt; no baseline ever reaches over the batch. Knows nothing of tokens or models.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SCALE_EPSILON = 1e-4  # added to a standard deviation before dividing by it, in the reward's unit
+
+
+def group_advantages(rewards_B: Tensor, group_ids_B: Tensor, *, baseline: str = "mean", scale: str = "group") -> Tensor:
+    """Advantages [B] of one reward.
+
+    baseline `mean`: A = r - mean_g(r) (GRPO, Shao et al. 2024); `leave_one_out`: A_i = r_i - mean of the others of the
+    group (RLOO, Ahmadian et al. 2024). Then divided by: `none` 1; `group` std_g(r) + 1e-4; `batch` std(r) over
+    the batch + 1e-4; both deviations with ddof 1. A group of equal rewards has A = 0 exactly, whatever rounding says, and
+    so has a group of one sample, which has neither baseline nor deviation.
+    """
+    advantages_B = torch.zeros_like(rewards_B)
+    for group in group_ids_B.unique():
+        member = group_ids_B == group
+        reward_G = rewards_B[member]
+        if bool((reward_G == reward_G[0]).all()):
+            continue
+        centred_G = BASELINES[baseline](reward_G)
+        advantages_B[member] = centred_G / SCALES[scale](reward_G, rewards_B)
+    return advantages_B
+
+
+def component_advantages(
+    rewards_BK: Tensor,
+    weights_K: Tensor | Sequence[float],
+    group_ids_B: Tensor,
+    *,
+    components: str = "sum_first",
+    baseline: str = "mean",
+    scale: str = "group",
+) -> Tensor:
+    """Advantages [B] of K reward components; one of weight 0 takes no part.
+
+    `sum_first`: of the reward sum_k w_k r_k. `normalise_each`: sum_k w_k A_k, each A_k scaled by its own deviation in the
+    group (GDPO, without its last, batch-wide normalisation); `scale` is of the sum and has no say.
+    """
+    counted = [(weight, reward_B) for weight, reward_B in zip(weights_K, rewards_BK.T, strict=True) if weight != 0]
+    if components == "sum_first":
+        total_B = torch.stack([weight * reward_B for weight, reward_B in counted]).sum(0)
+        return group_advantages(total_B, group_ids_B, baseline=baseline, scale=scale)
+    each = [
+        weight * group_advantages(reward_B, group_ids_B, baseline=baseline, scale="group")
+        for weight, reward_B in counted
+    ]
+    return torch.stack(each).sum(0)
+
+
+def groups_without_signal(rewards_B: Tensor, group_ids_B: Tensor) -> int:
+    """How many groups have only equal rewards."""
+    groups = (rewards_B[group_ids_B == group] for group in group_ids_B.unique())
+    return sum(bool((reward_G == reward_G[0]).all()) for reward_G in groups)
+
+
+def overlong_penalty(length_B: Tensor, cap: int, zone: int, weight: float) -> Tensor:
+    """Reward [B] to add for long completions: 0 up to cap - zone tokens, then linearly to -weight at the cap.
+
+    DAPO's soft overlong punishment (Yu et al. 2025, eq. 13).
+    """
+    return -weight * ((length_B - (cap - zone)) / zone).clamp(0.0, 1.0)
+
+
+BASELINES = {
+    "mean": lambda reward_G: reward_G - reward_G.mean(),
+    "leave_one_out": lambda reward_G: reward_G - (reward_G.sum() - reward_G) / (reward_G.numel() - 1),
+}
+SCALES = {
+    "none": lambda reward_G, rewards_B: 1.0,
+    "group": lambda reward_G, rewards_B: reward_G.std(correction=1) + SCALE_EPSILON,
+    "batch": lambda reward_G, rewards_B: rewards_B.std(correction=1) + SCALE_EPSILON,
+}

@@ -1,0 +1,131 @@
+"""The sequences of one optimiser step as tensors, and how to read them from a recorded .npz.
+
+A recorded batch has arrays [B, T] input_ids, attention_mask, completion_mask, old_logp, and optionally ref_logp and
+sampling_logp; and [B] advantages, or rewards with group_ids; optionally stopped. Column t of a [B, T] array belongs to
+input_ids[:, t]; column 0 is never a completion token.
+"""
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jax_grpo.config import Config
+from torch_ref.advantages import group_advantages
+
+
+class BatchError(ValueError):
+    """A recorded batch cannot be used; the message names the file, the array and what was expected."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences of T tokens; masks and log-probabilities have the dtype of the computation."""
+
+    input_ids_BT: Tensor
+    attention_mask_BT: Tensor
+    completion_mask_BT: Tensor
+    """1 on completion tokens up to and including the stop token."""
+    advantages_B: Tensor
+    old_logp_BT: Tensor | None = None
+    ref_logp_BT: Tensor | None = None
+    sampling_logp_BT: Tensor | None = None
+    stopped_B: Tensor | None = None
+    """Bool: ended by itself, not by the cap."""
+
+    def rows(self, which: slice | Tensor) -> "Batch":
+        """The same batch with some of its sequences."""
+        present = {
+            field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) is not None
+        }
+        return replace(self, **{name: value[which] for name, value in present.items()})
+
+    def loss_mask_BT(self, mask_truncated: bool) -> Tensor:
+        """The tokens that are trained on: all of the completions, or only of those that stopped by themselves."""
+        if not mask_truncated:
+            return self.completion_mask_BT
+        assert self.stopped_B is not None, "objective.mask_truncated needs the batch's `stopped`"
+        return self.completion_mask_BT * self.stopped_B[:, None].to(self.completion_mask_BT.dtype)
+
+
+def read_batch(path: str | Path, config: Config, *, dtype: torch.dtype, device: str = "cpu") -> Batch:
+    """Batch of a recorded .npz. Recorded advantages are taken as they are; without them they follow from the rewards.
+
+    Recorded rewards are what the advantages are taken of: whatever penalty the run had is in them.
+
+    Raises:
+        BatchError: unreadable file; else see `from_arrays`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise BatchError(f"{path}: not a readable .npz batch ({error})") from error
+    return from_arrays(arrays, config, dtype=dtype, device=device, source=str(path))
+
+
+def from_arrays(
+    arrays: Mapping[str, np.ndarray],
+    config: Config,
+    *,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    source: str = "batch",
+) -> Batch:
+    """Batch of a recorded file's arrays; log-probabilities and advantages in `dtype`.
+
+    Raises:
+        BatchError: an array is missing, has another shape, or marks column 0 as completion; names `source`.
+    """
+    found = {name: torch.from_numpy(np.asarray(array)).to(device) for name, array in arrays.items()}
+    required = ["input_ids", "attention_mask", "completion_mask"]
+    required += [] if "advantages" in found else ["rewards", "group_ids"]
+    required += ["stopped"] if config.objective.mask_truncated else []
+    missing = [name for name in required if name not in found]
+    if missing:
+        raise BatchError(f"{source}: no array {', '.join(missing)}; it has {', '.join(sorted(found))}")
+    B, T = found["input_ids"].shape
+    for name, array in found.items():
+        expected = (B,) if name in VECTORS else (B, T)
+        if name in VECTORS | MATRICES and array.shape != expected:
+            raise BatchError(
+                f"{source}: {name} has shape {list(array.shape)}, expected {list(expected)} beside input_ids"
+            )
+    if bool(found["completion_mask"][:, 0].any()):
+        raise BatchError(f"{source}: completion_mask is 1 in column 0, a token that nothing predicts")
+
+    def real(name: str) -> Tensor | None:
+        return found[name].to(dtype) if name in found else None
+
+    return Batch(
+        input_ids_BT=found["input_ids"].long(),
+        attention_mask_BT=found["attention_mask"].long(),
+        completion_mask_BT=found["completion_mask"].to(dtype),
+        advantages_B=_advantages(found, config, dtype),
+        old_logp_BT=real("old_logp"),
+        ref_logp_BT=real("ref_logp"),
+        sampling_logp_BT=real("sampling_logp"),
+        stopped_B=found["stopped"].bool() if "stopped" in found else None,
+    )
+
+
+VECTORS = {"advantages", "rewards", "group_ids", "stopped"}
+MATRICES = {"input_ids", "attention_mask", "completion_mask", "old_logp", "ref_logp", "sampling_logp"}
+
+
+def _advantages(found: dict[str, Tensor], config: Config, dtype: torch.dtype) -> Tensor:
+    if "advantages" in found:
+        return found["advantages"].to(dtype)
+    if config.advantage.components != "sum_first":
+        raise BatchError(
+            f"advantage.components {config.advantage.components} needs each component, and a recorded batch holds only "
+            "their sum: record `advantages`"
+        )
+    advantage = config.advantage
+    return group_advantages(
+        found["rewards"].to(dtype), found["group_ids"], baseline=advantage.baseline, scale=advantage.scale
+    )

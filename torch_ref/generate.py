@@ -1,0 +1,79 @@
+"""Completions with a KV cache, greedy or sampled, with the log-probability of each token.
+
+Stopping is a byte-level automaton compiled to tokens: a table of next states. Knows no task, text or tokenizer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_ref.model import GPT2, KVCache
+
+
+@dataclass(frozen=True)
+class StopTable:
+    """state, token -> next state; a row that reaches `accept` has ended with that token."""
+
+    next_SV: Tensor
+    accept: int
+    start_B: Tensor
+    """State of each row after its prompt."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Completions [B, C], C at most max_new_tokens; what follows a stop is 0 in all three."""
+
+    tokens_BC: Tensor
+    logp_BC: Tensor
+    """Under softmax(logits / temperature), whether sampled or greedy; at least float32."""
+    mask_BC: Tensor
+    """1 up to and including the stop token."""
+    stopped_B: Tensor
+    """Bool: ended by the table, not by the cap."""
+
+
+def end_of_text(eos_id: int, vocab_size: int, batch: int) -> StopTable:
+    """Stops at one token."""
+    next_SV = torch.zeros(2, vocab_size, dtype=torch.long)
+    next_SV[0, eos_id] = next_SV[1, :] = 1
+    return StopTable(next_SV, 1, torch.zeros(batch, dtype=torch.long))
+
+
+@torch.no_grad()
+def generate(
+    model: GPT2,
+    prompt_ids_BT: Tensor,
+    prompt_mask_BT: Tensor,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    stop: StopTable,
+    generator: torch.Generator | None = None,
+) -> Generation:
+    """Continues left-padded prompts; greedily without a generator, else sampling from softmax(logits / temperature).
+
+    Raises:
+        ValueError: a prompt does not end in a real token: generated tokens would be separated from it by padding.
+    """
+    if not bool(prompt_mask_BT[:, -1].all()):
+        raise ValueError("prompts must be padded on the left: the last column of prompt_mask_BT must be 1 in every row")
+    cache = KVCache(model.config.num_layers)
+    mask_BS, state_B = prompt_mask_BT.long(), stop.start_B
+    alive_B = state_B != stop.accept
+    ids_BT, columns = prompt_ids_BT, []
+    for _ in range(max_new_tokens):
+        last_BH = model(ids_BT, mask_BS, cache)[:, -1]
+        logp_BV = torch.log_softmax(model.logits(last_BH) / temperature, dim=-1)
+        token_B = logp_BV.argmax(-1)
+        if generator is not None:
+            token_B = torch.multinomial(logp_BV.exp(), 1, generator=generator)[:, 0]
+        columns.append((token_B * alive_B, logp_BV.gather(1, token_B[:, None])[:, 0] * alive_B, alive_B))
+        state_B = torch.where(alive_B, stop.next_SV[state_B, token_B], state_B)
+        alive_B = alive_B & (state_B != stop.accept)
+        if not bool(alive_B.any()):
+            break
+        ids_BT, mask_BS = token_B[:, None], torch.cat([mask_BS, torch.ones_like(mask_BS[:, :1])], 1)
+    tokens_BC, logp_BC, mask_BC = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+    return Generation(tokens_BC, logp_BC, mask_BC.long(), ~alive_B)

@@ -1,0 +1,210 @@
+"""The loss of one token, the KL to the reference, and the weight with which a token enters the loss of a whole batch.
+
+Every aggregation is written as a weight per token that depends on totals of the whole optimiser batch, so that summing
+over any cut into micro-batches gives the same number. Pure functions of tensors; knows no model and no optimiser.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jax_grpo.config import ObjectiveConfig
+
+# importance level ------------------------------------------------------------------------------------------------
+
+
+def token_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """log rho of each token: logp - old_logp."""
+    return log_ratio_BT
+
+
+def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """GSPO (Zheng et al. 2025, eq. 7): the mean log ratio of the sequence's tokens, given to each of them.
+
+    The gradient runs through the mean.
+    """
+    mean_B1 = (log_ratio_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+    return mean_B1.expand_as(log_ratio_BT)
+
+
+LOG_RATIOS = {"token": token_log_ratio, "sequence": sequence_log_ratio}
+
+# policy loss of a token ------------------------------------------------------------------------------------------
+
+
+def clip(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+    """-min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); with delta, the first rho is at most delta.
+
+    PPO (Schulman et al. 2017, eq. 7), asymmetric as in DAPO (Yu et al. 2025), two-sided as in INTELLECT-2 (2025).
+    """
+    inside_BT = rho_BT.clamp(1 - config.epsilon_low, 1 + config.epsilon_high)
+    free_BT = rho_BT if config.delta is None else rho_BT.clamp(max=config.delta)
+    return -torch.min(free_BT * advantage_B1, inside_BT * advantage_B1)
+
+
+def cispo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+    """-stop_gradient(min(rho, eps_high)) A logp (MiniMax-M1 2025); eps_high is the bound itself, not 1 + it."""
+    return -rho_BT.clamp(max=config.epsilon_high).detach() * advantage_B1 * logp_BT
+
+
+def sapo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+    """-(4 / tau) sigmoid(tau (rho - 1)) A, tau = tau_pos where A > 0, else tau_neg (SAPO 2025)."""
+    # torch.where of two Python numbers would round them to float32
+    tau_B1 = torch.full_like(advantage_B1, config.tau_neg).masked_fill(advantage_B1 > 0, config.tau_pos)
+    return -(4 / tau_B1) * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantage_B1
+
+
+def reinforce(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+    """-A logp (Williams 1992)."""
+    return -advantage_B1 * logp_BT
+
+
+OBJECTIVES = {"clip": clip, "cispo": cispo, "sapo": sapo, "reinforce": reinforce}
+
+# KL to the reference (Schulman 2020, "Approximating KL divergence"), d = ref_logp - logp ---------------------------
+
+KL_ESTIMATORS = {
+    "k1": lambda d: -d,
+    "k2": lambda d: d.square() / 2,
+    "k3": lambda d: d.exp() - 1 - d,
+}
+
+# aggregation -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of the whole optimiser batch, all micro-batches together."""
+
+    sequences: int
+    """B, sequences without any trained token included."""
+    tokens: float
+    """Sum of the mask, at least 1."""
+    max_completion: int
+    """The cap on a completion, in tokens."""
+
+
+def _over_own_tokens(mask_BT: Tensor, totals: Totals) -> Tensor:
+    return mask_BT / mask_BT.sum(1, keepdim=True).clamp(min=1) / totals.sequences
+
+
+def _over_all_tokens(mask_BT: Tensor, totals: Totals) -> Tensor:
+    return mask_BT / totals.tokens
+
+
+def _over_caps(mask_BT: Tensor, totals: Totals) -> Tensor:
+    return mask_BT / (totals.sequences * totals.max_completion)
+
+
+def _over_sequences(mask_BT: Tensor, totals: Totals) -> Tensor:
+    return mask_BT / totals.sequences
+
+
+TOKEN_WEIGHTS = {
+    "grpo": _over_own_tokens,  # mean over a sequence's tokens, then over sequences (Shao et al. 2024)
+    "bnpo": _over_all_tokens,  # (sum / tokens of the micro-batch), micro-batches weighted by their share of the tokens
+    "dapo": _over_all_tokens,  # sum / tokens of the batch (Yu et al. 2025)
+    "dr_grpo": _over_caps,  # sum / (B * cap): no bias by length (Liu et al. 2025)
+    "luspo": _over_sequences,  # sum over a sequence, mean over sequences (LUSPO)
+}
+
+# together --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TokenTerms:
+    """What each token contributes, [B, T], 0 where mask is 0."""
+
+    policy_BT: Tensor
+    """Policy loss, with the mismatch weight and the entropy mask on it."""
+    kl_BT: Tensor | None
+    """The KL term of the loss: times rho if importance corrected; None without a reference."""
+    observed_kl_BT: Tensor | None
+    """The estimator alone, for logs and for the control of beta."""
+    rho_BT: Tensor
+    """Importance ratio at the configured level."""
+    clipped_low_BT: Tensor
+    """1 where the surrogate is flat because rho < 1 - eps_low and A < 0."""
+    clipped_high_BT: Tensor
+    """1 where it is flat because rho > 1 + eps_high and A > 0; `cispo`: where A > 0 and the weight is cut."""
+
+
+def token_terms(
+    config: ObjectiveConfig,
+    *,
+    logp_BT: Tensor,
+    mask_BT: Tensor,
+    advantages_B: Tensor,
+    old_logp_BT: Tensor | None = None,
+    ref_logp_BT: Tensor | None = None,
+    sampling_logp_BT: Tensor | None = None,
+    entropy_mask_BT: Tensor | None = None,
+    kl_estimator: str = "k3",
+    importance_corrected_kl: bool = False,
+) -> TokenTerms:
+    """The terms of every token where mask is 1.
+
+    old_logp None: the batch is on policy, so old_logp = stop_gradient(logp). ref_logp None: no KL. sampling_logp with
+    `mismatch_cap`: the policy loss is weighted by stop_gradient(min(exp(old_logp - sampling_logp), cap)), the truncated
+    importance sampling of Yao et al. 2025. entropy_mask: the policy loss alone is multiplied by it (Wang et al. 2025);
+    neither the KL nor any denominator is.
+    """
+    there = mask_BT.bool()
+    old_logp_BT = logp_BT.detach() if old_logp_BT is None else old_logp_BT
+    # Padding may hold anything, NaN included, and 0 * inf is NaN: select before exp, never multiply after it.
+    log_ratio_BT = torch.where(there, logp_BT - old_logp_BT, 0.0)
+    rho_BT = LOG_RATIOS[config.importance_level](log_ratio_BT, mask_BT).exp()
+    advantage_B1 = advantages_B[:, None]
+
+    policy_BT = OBJECTIVES[config.name](rho_BT, torch.where(there, logp_BT, 0.0), advantage_B1, config)
+    if config.mismatch_cap is not None and sampling_logp_BT is not None:
+        drift_BT = torch.where(there, old_logp_BT - sampling_logp_BT, 0.0).detach()
+        policy_BT = policy_BT * drift_BT.exp().clamp(max=config.mismatch_cap)
+    if entropy_mask_BT is not None:
+        policy_BT = policy_BT * entropy_mask_BT
+
+    kl_BT = observed_kl_BT = None
+    if ref_logp_BT is not None:
+        observed_kl_BT = KL_ESTIMATORS[kl_estimator](torch.where(there, ref_logp_BT - logp_BT, 0.0))
+        kl_BT = observed_kl_BT * rho_BT if importance_corrected_kl else observed_kl_BT
+
+    low_BT, high_BT = CLIPPED[config.name](rho_BT.detach(), advantage_B1, config)
+    return TokenTerms(
+        policy_BT=policy_BT * mask_BT,
+        kl_BT=None if kl_BT is None else kl_BT * mask_BT,
+        observed_kl_BT=None if observed_kl_BT is None else (observed_kl_BT * mask_BT).detach(),
+        rho_BT=(rho_BT * mask_BT).detach(),
+        clipped_low_BT=low_BT * mask_BT,
+        clipped_high_BT=high_BT * mask_BT,
+    )
+
+
+def top_entropy_mask(entropy_BT: Tensor, mask_BT: Tensor, quantile: float) -> Tensor:
+    """1 on tokens whose entropy is at or above the quantile (linear interpolation) of the masked tokens' entropies.
+
+    Wang et al. 2025, "Beyond the 80/20 rule". Call it with the whole optimiser batch: a quantile of each micro-batch
+    would make the loss depend on how the batch is cut.
+    """
+    entropies_K = entropy_BT[mask_BT.bool()]
+    if entropies_K.numel() == 0:
+        return mask_BT
+    return (entropy_BT >= torch.quantile(entropies_K, quantile)).to(mask_BT.dtype) * mask_BT
+
+
+def _clip_clipped(rho_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> tuple[Tensor, Tensor]:
+    low = (rho_BT < 1 - config.epsilon_low) & (advantage_B1 < 0)
+    high = (rho_BT > 1 + config.epsilon_high) & (advantage_B1 > 0)
+    return low.to(rho_BT.dtype), high.to(rho_BT.dtype)
+
+
+def _cispo_clipped(rho_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> tuple[Tensor, Tensor]:
+    high = (rho_BT > config.epsilon_high) & (advantage_B1 > 0)
+    return torch.zeros_like(rho_BT), high.to(rho_BT.dtype)
+
+
+def _never_clipped(rho_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(rho_BT), torch.zeros_like(rho_BT)
+
+
+CLIPPED = {"clip": _clip_clipped, "cispo": _cispo_clipped, "sapo": _never_clipped, "reinforce": _never_clipped}

@@ -1,0 +1,80 @@
+"""`python -m torch_ref.replay --config C --weights HF_DIR --batch B.npz --out O.npz`: exactly one optimiser step.
+
+The whole file is one optimiser step's batch, at step 0 of the schedule, cut into `update.micro_batches`. The same
+command of `jax_grpo` writes the same arrays, so two implementations can be compared number by number.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from jax_grpo.config import Config, load_config
+from torch_ref.batch import Batch, read_batch
+from torch_ref.model import GPT2
+from torch_ref.update import accumulate, apply, score_batch, start
+from torch_ref.weights import load_hf
+
+STORAGE = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.float32,
+}  # master parameters, by compute
+
+
+def replay(config: Config, model: GPT2, batch: Batch) -> dict[str, np.ndarray]:
+    """Arrays by name: loss and every metric (scalars), logp [B, T], advantages [B], grad/<name> and param/<name>.
+
+    grad/ is before clipping, param/ after the step, names Hugging Face's with `transformer.`; logp is 0 outside the
+    completion mask. The model is changed.
+    """
+    state = start(model, config)
+    gradients = accumulate(model, batch, config, state.beta)
+    arrays = {f"grad/{name}": _array(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    metrics = apply(state, gradients, config)
+    arrays |= {f"param/{name}": _array(p) for name, p in model.named_parameters()}
+    arrays |= {name: np.asarray(value) for name, value in metrics.items()}
+    return arrays | {"logp": _array(gradients.logp_BT), "advantages": _array(batch.advantages_B)}
+
+
+def with_dtype(config: Config, dtype: str) -> Config:
+    """The config with another compute dtype."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"compute_dtype": dtype})})
+
+
+def with_logp(batch: Batch, model: GPT2, config: Config) -> Batch:
+    """The batch with a reference, if beta asks for one and it has none: the given weights."""
+    if config.kl.beta == 0 or batch.ref_logp_BT is not None:
+        return batch
+    return dataclasses.replace(batch, ref_logp_BT=score_batch(model, batch, config)[0])
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m torch_ref.replay", description=__doc__)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--weights", required=True, help="Hugging Face folder")
+    parser.add_argument("--batch", required=True, help="recorded .npz")
+    parser.add_argument("--out", required=True, help=".npz to write")
+    parser.add_argument("--dtype", choices=sorted(STORAGE), help="compute dtype; float64 also stores in it")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args(argv)
+    config = load_config(arguments.config)
+    config = with_dtype(config, arguments.dtype or config.model.compute_dtype)
+    storage = STORAGE[config.model.compute_dtype]
+    model = load_hf(arguments.weights, dtype=storage, remat=config.model.remat).to(arguments.device)
+    batch = read_batch(arguments.batch, config, dtype=storage, device=arguments.device)
+    arrays = replay(config, model, with_logp(batch, model, config))
+    Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
+    np.savez(arguments.out, allow_pickle=False, **arrays)
+    print(f"{arguments.out}: loss {arrays['loss']:.6g}, grad_norm {arrays['grad_norm']:.6g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""One optimiser step: gradients accumulated over micro-batches, then clipping, AdamW, schedule and the control of beta.
+
+`accumulate` leaves the unclipped gradients on the parameters; `apply` uses them. Composes the other modules; knows no
+files, prompts or rewards.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jax_grpo.config import Config
+from torch_ref.batch import Batch
+from torch_ref.kl_control import beyond_guardrail, next_beta
+from torch_ref.model import GPT2, score
+from torch_ref.objective import TOKEN_WEIGHTS, TokenTerms, Totals, token_terms, top_entropy_mask
+from torch_ref.optimiser import build_optimiser, clip_by_global_norm, global_norm, learning_rate
+
+
+class NonFiniteUpdates(RuntimeError):
+    """Too many optimiser steps in a row had a loss or gradient that is not finite."""
+
+
+@dataclass
+class TrainState:
+    """What an optimiser step changes."""
+
+    model: GPT2
+    optimiser: torch.optim.Optimizer
+    beta: float
+    step: int = 0
+    """Optimiser steps taken; skipped ones are not counted."""
+    nonfinite_in_a_row: int = 0
+    nonfinite_total: int = 0
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Result of `accumulate`; the gradients themselves are on the parameters."""
+
+    metrics: dict[str, float]
+    logp_BT: Tensor
+    """Under the parameters before the step; 0 outside the completion mask."""
+
+
+def start(model: GPT2, config: Config, adamw: str = "definition") -> TrainState:
+    """State before the first step. adamw: `definition`, `foreach` or `fused`."""
+    return TrainState(model, build_optimiser(model, config.update, adamw), config.kl.beta)
+
+
+def optimiser_step(state: TrainState, batch: Batch, config: Config) -> dict[str, float]:
+    """Changes the state by one optimiser step on the whole batch; returns the step's metrics."""
+    return apply(state, accumulate(state.model, batch, config, state.beta), config)
+
+
+def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradients:
+    """Gradients of the loss of the whole batch, computed `update.micro_batches` slices at a time.
+
+        loss = sum_bt w_bt (policy_bt + beta KL_bt) - entropy_coefficient * sum_bt mask_bt entropy_bt / sum_bt mask_bt
+
+    with w of `objective.TOKEN_WEIGHTS`. Every denominator is of the whole batch, so the cut changes only rounding.
+    """
+    objective, coefficient = config.objective, config.objective.entropy_coefficient
+    mask_BT = batch.loss_mask_BT(objective.mask_truncated)
+    totals = Totals(mask_BT.shape[0], max(1.0, float(mask_BT.sum())), config.rollout.max_new_tokens)
+    weight_BT = TOKEN_WEIGHTS[objective.aggregation](mask_BT, totals)
+    entropy_mask_BT = _entropy_mask(model, batch, mask_BT, config) if objective.entropy_quantile > 0 else None
+    needs_reference = config.kl.beta > 0
+
+    model.zero_grad(set_to_none=True)
+    losses, policies, parts = [], [], []
+    for rows in micro_batches(mask_BT.shape[0], config.update.micro_batches):
+        micro = batch.rows(rows)
+        with precision(config, mask_BT.device.type):
+            logp_BT, entropy_BT = score(
+                model,
+                micro.input_ids_BT,
+                micro.attention_mask_BT,
+                micro.completion_mask_BT,
+                config.rollout.temperature,
+                entropy_gradient=coefficient != 0,
+            )
+        terms = token_terms(
+            objective,
+            logp_BT=logp_BT,
+            mask_BT=mask_BT[rows],
+            advantages_B=micro.advantages_B,
+            old_logp_BT=micro.old_logp_BT,
+            ref_logp_BT=micro.ref_logp_BT if needs_reference else None,
+            sampling_logp_BT=micro.sampling_logp_BT,
+            entropy_mask_BT=None if entropy_mask_BT is None else entropy_mask_BT[rows],
+            kl_estimator=config.kl.estimator,
+            importance_corrected_kl=config.kl.importance_corrected,
+        )
+        policy = (weight_BT[rows] * terms.policy_BT).sum()
+        loss = policy if terms.kl_BT is None else policy + beta * (weight_BT[rows] * terms.kl_BT).sum()
+        if coefficient != 0:
+            loss = loss - coefficient * (mask_BT[rows] * entropy_BT).sum() / totals.tokens
+        loss.backward()
+        losses.append(loss.detach())
+        policies.append(policy.detach())
+        parts.append((logp_BT.detach(), entropy_BT.detach(), terms))
+
+    logp_BT = torch.cat([logp for logp, _, _ in parts])
+    entropy_BT = torch.cat([entropy for _, entropy, _ in parts])
+    metrics = {
+        "loss": float(sum(losses)),
+        "policy_loss": float(sum(policies)),
+        "beta": beta,
+        "entropy": _mean(entropy_BT, mask_BT),
+        **_term_metrics([terms for _, _, terms in parts], mask_BT),
+        **_mismatch_metrics(batch, logp_BT, mask_BT),
+    }
+    return Gradients(metrics, logp_BT)
+
+
+def apply(state: TrainState, gradients: Gradients, config: Config) -> dict[str, float]:
+    """Clips, steps AdamW at the schedule's rate and moves beta; a loss or gradient that is not finite changes nothing.
+
+    Raises:
+        NonFiniteUpdates: at the `update.max_consecutive_nonfinite`-th such step in a row.
+    """
+    update = config.update
+    total_steps = update.total_steps or config.iterations * update.epochs * update.minibatches
+    rate = learning_rate(state.step, update, total_steps)
+    norm = global_norm(_gradients(state.model))
+    finite = math.isfinite(gradients.metrics["loss"]) and math.isfinite(norm)
+    if finite:
+        clip_by_global_norm(_gradients(state.model), norm, update.max_grad_norm)
+        for group in state.optimiser.param_groups:
+            group["lr"] = rate
+        state.optimiser.step()
+        state.step += 1
+    state.nonfinite_in_a_row = 0 if finite else state.nonfinite_in_a_row + 1
+    state.nonfinite_total += not finite
+    if state.nonfinite_in_a_row >= update.max_consecutive_nonfinite:
+        raise NonFiniteUpdates(
+            f"{state.nonfinite_in_a_row} optimiser steps in a row had a loss or gradient that is not finite "
+            f"(loss {gradients.metrics['loss']}, gradient norm {float(norm)}, after {state.step} good steps); parameters "
+            "are those of the last good step: lower update.learning_rate, or look at the batch"
+        )
+    metrics = gradients.metrics | {"grad_norm": float(norm), "learning_rate": rate, "nonfinite": state.nonfinite_total}
+    if "kl/mean" in metrics:
+        metrics["kl/beyond_guardrail"] = float(beyond_guardrail(metrics["kl/mean"], config.kl))
+        state.beta = next_beta(state.beta, metrics["kl/mean"], config.kl) if finite else state.beta
+    return metrics
+
+
+def micro_batches(sequences: int, parts: int) -> Iterator[slice]:
+    """Contiguous slices of nearly equal size; none is empty."""
+    edges = [sequences * part // parts for part in range(parts + 1)]
+    return (slice(a, b) for a, b in itertools.pairwise(edges) if b > a)
+
+
+def precision(config: Config, device: str) -> AbstractContextManager:
+    """bfloat16 autocast where the config asks for it. No gradient scaler: bfloat16 has float32's exponent."""
+    if config.model.compute_dtype == "bfloat16":
+        return torch.autocast(device, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+@torch.no_grad()
+def score_batch(model: GPT2, batch: Batch, config: Config) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [B, T] of the completion tokens, micro-batch by micro-batch, without gradients."""
+    scored = []
+    for rows in micro_batches(batch.input_ids_BT.shape[0], config.update.micro_batches):
+        micro = batch.rows(rows)
+        tokens = micro.input_ids_BT, micro.attention_mask_BT, micro.completion_mask_BT
+        with precision(config, micro.input_ids_BT.device.type):
+            scored.append(score(model, *tokens, config.rollout.temperature))
+    return torch.cat([logp for logp, _ in scored]), torch.cat([entropy for _, entropy in scored])
+
+
+def _entropy_mask(model: GPT2, batch: Batch, mask_BT: Tensor, config: Config) -> Tensor:
+    """Whole-batch quantile, so the entropies of all micro-batches are needed before the first one's loss."""
+    return top_entropy_mask(score_batch(model, batch, config)[1], mask_BT, config.objective.entropy_quantile)
+
+
+def _gradients(model: GPT2) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def _mean(values_BT: Tensor, mask_BT: Tensor) -> float:
+    return float((values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1))
+
+
+def _term_metrics(parts: list[TokenTerms], mask_BT: Tensor) -> dict[str, float]:
+    """Means over trained tokens; the KL's 95th percentile interpolates linearly."""
+    metrics = {
+        "ratio/mean": _mean(torch.cat([terms.rho_BT for terms in parts]), mask_BT),
+        "clip_fraction/low": _mean(torch.cat([terms.clipped_low_BT for terms in parts]), mask_BT),
+        "clip_fraction/high": _mean(torch.cat([terms.clipped_high_BT for terms in parts]), mask_BT),
+    }
+    observed = [terms.observed_kl_BT for terms in parts if terms.observed_kl_BT is not None]
+    if observed and bool(mask_BT.any()):
+        kl_BT = torch.cat(observed)
+        metrics |= {"kl/mean": _mean(kl_BT, mask_BT), "kl/p95": float(kl_BT[mask_BT.bool()].quantile(0.95))}
+    return metrics
+
+
+def _mismatch_metrics(batch: Batch, logp_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
+    """|old_logp - sampling_logp| in nats: how far the generator's arithmetic is from the trainer's."""
+    there = mask_BT.bool()
+    if batch.sampling_logp_BT is None or not bool(there.any()):
+        return {}
+    old_logp_BT = logp_BT if batch.old_logp_BT is None else batch.old_logp_BT
+    gap_K = (old_logp_BT - batch.sampling_logp_BT)[there].abs()
+    return {"logp_mismatch/mean": float(gap_K.mean()), "logp_mismatch/max": float(gap_K.max())}
