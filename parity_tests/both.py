@@ -82,7 +82,13 @@ def jax_policy(of: Mapping[str, np.ndarray], dtype: str, architecture: GPT2Confi
     return Policy(architecture, Tokenizer.load("chess"), graphdef, params)
 
 
-def crafted_batch(of: Mapping[str, np.ndarray], temperature: float = 0.8, noise: float = 0.4, seed: int = 3) -> Arrays:
+def crafted_batch(
+    of: Mapping[str, np.ndarray],
+    temperature: float = 0.8,
+    noise: float = 0.4,
+    seed: int = 3,
+    full_prompts: bool = False,
+) -> Arrays:
     """A recorded batch with unequal prompts and completions, whose ratios go beyond both clip bounds.
 
     Masked places of the log-probabilities hold garbage: neither implementation may look at it.
@@ -91,6 +97,7 @@ def crafted_batch(of: Mapping[str, np.ndarray], temperature: float = 0.8, noise:
     attention, completion = np.zeros((2, ROWS, LENGTH), np.int32)
     for row in range(ROWS):
         prompt, new = rng.integers(1, 7), rng.integers(1, 8) if row else 1  # row 0: one token
+        prompt = 6 if full_prompts else prompt
         attention[row, 6 - prompt : 6 + new] = 1
         completion[row, 6 : 6 + new] = 1
     ids = rng.integers(0, TINY.vocab_size, (ROWS, LENGTH)).astype(np.int32)

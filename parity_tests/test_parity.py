@@ -37,7 +37,7 @@ COMBINATIONS = [
     for aggregation, kl in itertools.product(AGGREGATIONS, KL_ESTIMATORS)
 ]
 # Each pair of neighbours' values once or more: what float32, bfloat16 and compilation are tried on by default.
-COVERING = COMBINATIONS[::8] + [("clip", "token", "dapo", "k3")]
+COVERING = [*COMBINATIONS[::8], ("clip", "token", "dapo", "k3")]
 # What each option of the loss changes, alone, on top of clipping per token, `dapo` and k3.
 OPTIONS = {
     "delta": {"objective": {"delta": 1.4}},

@@ -206,7 +206,7 @@ def test_weights_without_prefix_are_read_and_wrong_ones_refused(tmp_path):
         load_hf(tmp_path)
     described = json.loads((tmp_path / "config.json").read_text()) | {"n_positions": 25}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    with pytest.raises(ValueError, match="config.json means"):
+    with pytest.raises(ValueError, match=r"config\.json means"):
         write(good)
         load_hf(tmp_path)
 
