@@ -356,7 +356,7 @@ class Config(Section):
             raise ValueError(
                 f"prompts.max_prompt_tokens + rollout.max_new_tokens = {needed} exceeds model.max_position_embeddings {context}"
             )
-        steps = self.update.total_steps or self.iterations * self.update.epochs * self.update.minibatches
+        steps = self.optimizer_steps()
         if self.update.warmup_steps >= steps:
             raise ValueError(
                 f"update.warmup_steps {self.update.warmup_steps} must be below the schedule's {steps} optimiser steps "
@@ -368,6 +368,10 @@ class Config(Section):
                 f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {self.rollout.max_new_tokens}"
             )
         return self
+
+    def optimizer_steps(self) -> int:
+        """N of the schedule: `update.total_steps`, or what the iterations make."""
+        return self.update.total_steps or self.iterations * self.update.epochs * self.update.minibatches
 
     def resolved_yaml(self) -> str:
         """Every setting, defaults included; loading it gives an equal config."""

@@ -12,6 +12,11 @@ PACKAGED_MODELS = Path(__file__).parent / "assets" / "models"
 PACKAGED = "packaged:"
 
 
+def weights_directory(weights: str) -> Path:
+    """Folder of `packaged:NAME` or of a path."""
+    return PACKAGED_MODELS / weights.removeprefix(PACKAGED) if weights.startswith(PACKAGED) else Path(weights)
+
+
 def require_weights(weights: str | None) -> None:
     """Refuses a packaged model that is not there, and a path that is not a Hugging Face folder.
 

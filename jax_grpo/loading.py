@@ -1,6 +1,5 @@
 """From a config to a tokenizer, a graph definition and parameters on the device. The one place that resolves weight names."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -8,11 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_grpo.config import ConfigError, ModelConfig
+from jax_grpo.config_files import weights_directory
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.weights import load_hf
-
-PACKAGED_MODELS = Path(__file__).parent / "assets" / "models"
 
 
 class Policy(NamedTuple):
@@ -22,11 +20,6 @@ class Policy(NamedTuple):
     tokenizer: Tokenizer
     graphdef: Any
     params: Any
-
-
-def weights_directory(weights: str) -> Path:
-    """Folder of `packaged:NAME` or of a path."""
-    return PACKAGED_MODELS / weights.removeprefix("packaged:") if weights.startswith("packaged:") else Path(weights)
 
 
 def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:

@@ -61,8 +61,8 @@ def read_batch(path: str | Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
+def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
+    """The recorded arrays as a flat batch; log-probabilities and advantages in the compute dtype, at least float32."""
     dtype = jnp.promote_types(jnp.dtype(config.model.compute_dtype), jnp.float32)
 
     def optional(name: str) -> jax.Array | None:
@@ -74,7 +74,7 @@ def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dic
         rewards_B = jnp.asarray(arrays["rewards"], dtype)
         advantages_B, _ = group_advantages(rewards_B, jnp.asarray(arrays["group_ids"]), config.advantage)
     rows = arrays["input_ids"].shape[0]
-    batch = Batch(
+    return Batch(
         tokens=FlatTokens(
             jnp.asarray(arrays["input_ids"], jnp.int32), jnp.asarray(arrays["attention_mask"], jnp.int32)
         ),
@@ -82,25 +82,33 @@ def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dic
         advantages_B=advantages_B,
         stopped_B=jnp.asarray(arrays.get("stopped", np.ones(rows, bool))),
         old_logp_BS=optional("old_logp"),
-        ref_logp_BS=optional("ref_logp"),
+        ref_logp_BS=optional("ref_logp") if config.kl.beta > 0 else None,
         sampling_logp_BS=optional("sampling_logp"),
     )
+
+
+def completed(batch: Batch, policy: Policy, config: Config) -> Batch:
+    """The batch with the log-probabilities and entropies that the config needs and the file lacks, by the given weights."""
     needs_ref = config.kl.beta > 0 and batch.ref_logp_BS is None
-    if needs_ref or batch.old_logp_BS is None or config.objective.entropy_quantile > 0:
-        logp_BS, entropy_BS = make_score(policy.graphdef, config)(policy.params, batch)
-        batch = dataclasses.replace(
-            batch,
-            old_logp_BS=logp_BS if batch.old_logp_BS is None else batch.old_logp_BS,
-            ref_logp_BS=logp_BS if needs_ref else batch.ref_logp_BS,
-            entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None,
-        )
-    if config.kl.beta == 0:
-        batch = dataclasses.replace(batch, ref_logp_BS=None)
-    total_steps = config.update.total_steps or config.iterations * config.update.epochs * config.update.minibatches
-    step = jax.jit(make_step(policy.graphdef, config, total_steps))
+    needs_entropy = config.objective.entropy_quantile > 0
+    if not (needs_ref or batch.old_logp_BS is None or needs_entropy):
+        return batch
+    logp_BS, entropy_BS = make_score(policy.graphdef, config)(policy.params, batch)
+    return dataclasses.replace(
+        batch,
+        old_logp_BS=logp_BS if batch.old_logp_BS is None else batch.old_logp_BS,
+        ref_logp_BS=logp_BS if needs_ref else batch.ref_logp_BS,
+        entropy_BS=entropy_BS if needs_entropy else None,
+    )
+
+
+def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
+    batch = completed(batch_from(arrays, config), policy, config)
+    step = jax.jit(make_step(policy.graphdef, config, config.optimizer_steps()))
     state, metrics, logp_BS, grads = step(init_state(policy.params, config), batch)
     out = {name: np.asarray(value) for name, value in metrics.items()}
-    out |= {"logp": np.asarray(logp_BS), "advantages": np.asarray(advantages_B)}
+    out |= {"logp": np.asarray(logp_BS), "advantages": np.asarray(batch.advantages_B)}
     out |= {f"grad/{name}": value for name, value in to_hf(grads, policy.architecture).items()}
     return out | {f"param/{name}": value for name, value in to_hf(state.params, policy.architecture).items()}
 

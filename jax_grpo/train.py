@@ -78,7 +78,6 @@ class Trainer:
         self.task: Task = TASKS[config.task.name](config.task)
         self.dataset = PromptDataset(load_positions(config.prompts, config.seed), config.seed)
         self.steps_an_iteration = config.update.epochs * config.update.minibatches
-        total_steps = config.update.total_steps or config.iterations * self.steps_an_iteration
         self.generate = make_generate(
             self.policy.graphdef,
             vocab_size=self.tokenizer.vocab_size,
@@ -96,7 +95,7 @@ class Trainer:
             accept_state=self.task.stop_rule.accept,
         )
         self.score = make_score(self.policy.graphdef, config)
-        self.update = make_update(self.policy.graphdef, config, total_steps)
+        self.update = make_update(self.policy.graphdef, config, config.optimizer_steps())
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
         self.reference = jax.tree.map(jnp.copy, self.policy.params) if config.kl.beta > 0 else None
         self.state: TrainState = init_state(jax.tree.map(jnp.copy, self.policy.params), config)

@@ -140,45 +140,8 @@ def torch_step(config: Config, of: Mapping[str, np.ndarray], batch: Arrays) -> A
     return torch_ref.replay.replay(config, torch_model(of, dtype), tensors)
 
 
-def gradient_errors(found: Arrays, reference: Arrays, prefix: str = "grad/") -> dict[str, float]:
-    """Relative L2 error of each tensor; asserts that no gradient of the reference vanishes."""
-    errors = {}
-    for name in (name for name in reference if name.startswith(prefix)):
-        x, y = np.asarray(found[name], np.float64), np.asarray(reference[name], np.float64)
-        norm = np.linalg.norm(y)
-        assert norm > 0, f"{name} of the reference is 0: nothing is compared"
-        errors[name] = float(np.linalg.norm(x - y) / norm)
-    assert errors, f"no array {prefix}* to compare"
-    return errors
-
-
-def scalar_errors(found: Arrays, reference: Arrays, floor: float = 1e-30) -> dict[str, float]:
-    """Error of the loss and of each metric that both report, relative to its size or to `floor` if that is larger."""
-    names = [name for name, x in reference.items() if x.ndim == 0 and name in found]
-    assert {"loss", "policy_loss", "grad_norm", "entropy", "ratio/mean"} <= set(names)
-    return {
-        name: abs(float(found[name]) - float(reference[name])) / max(abs(float(reference[name])), floor)
-        for name in names
-        if float(found[name]) != float(reference[name])
-    }
-
-
-def logp_error(found: Arrays, reference: Arrays, batch: Arrays) -> float:
-    """Largest absolute difference on completion tokens, nats."""
-    return float(np.abs(found["logp"] - reference["logp"])[batch["completion_mask"] == 1].max())
-
-
 def show(what: str, errors: dict[str, float], tolerance: float) -> None:
     """Prints the largest error beside its tolerance, then asserts."""
-    if not errors:
-        print(f"{what}: equal (tolerance {tolerance:.0e})")
-        return
     name = max(errors, key=errors.__getitem__)
     print(f"{what}: largest of {len(errors)} errors {errors[name]:.1e} in {name} (tolerance {tolerance:.0e})")
     assert errors[name] <= tolerance, f"{what}: {name} differs by {errors[name]:.2e}, tolerance {tolerance:.0e}"
-
-
-__all__ = [
-    "Arrays", "crafted_batch", "gradient_errors", "jax_policy", "jax_step", "logp_error", "objective", "scalar_errors",
-    "settings", "show", "torch_model", "torch_step", "weights",
-]  # fmt: skip

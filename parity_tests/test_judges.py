@@ -13,10 +13,8 @@ import torch
 from both import (
     Arrays,
     crafted_batch,
-    gradient_errors,
     jax_policy,
     jax_step,
-    logp_error,
     objective,
     settings,
     show,
@@ -36,6 +34,7 @@ from jax_grpo.optimiser import schedule
 from jax_grpo.weights import to_hf
 from torch_ref.advantages import component_advantages
 from torch_ref.advantages import group_advantages as torch_group_advantages
+from torch_ref.compare import logp_error, tensor_errors
 
 PROMPT, NEW, ROWS = 6, 7, 8
 
@@ -184,7 +183,7 @@ def _both(batch: Arrays, **sections) -> tuple[dict[str, Arrays], np.ndarray]:
 def _agree(found: dict[str, Arrays], theirs: Arrays) -> None:
     for name, arrays in found.items():
         show(f"{name} loss", {"loss": abs(float(arrays["loss"]) / float(theirs["loss"]) - 1)}, LOSS)
-        show(f"{name} gradients", gradient_errors(arrays, theirs), GRADIENTS)
+        show(f"{name} gradients", tensor_errors(arrays, theirs), GRADIENTS)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -224,7 +223,7 @@ def test_difference_bnpo_is_the_whole_batch_mean_here_and_each_micro_batchs_in_t
     accumulated = _trl(trainer, inputs, "bnpo", "token", rows=[slice(0, 3), slice(3, 8)])
     for arrays in found.values():
         assert abs(float(arrays["loss"]) - float(accumulated["loss"])) > 1e-3
-        assert max(gradient_errors(arrays, accumulated).values()) > 1e-2
+        assert max(tensor_errors(arrays, accumulated).values()) > 1e-2
 
 
 def test_difference_left_padding_does_not_move_positions_here(trainer):
@@ -234,14 +233,18 @@ def test_difference_left_padding_does_not_move_positions_here(trainer):
     found, advantages = _both(batch, objective=objective("clip"))
     theirs = _trl(trainer, _inputs(batch, advantages), "dapo", "token")
     for arrays in found.values():
-        assert max(gradient_errors(arrays, theirs).values()) > 1e-2
+        assert max(tensor_errors(arrays, theirs).values()) > 1e-2
     ids, mask = (torch.from_numpy(batch[name]).long() for name in ("input_ids", "attention_mask"))
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         logits = _peer()(ids, attention_mask=mask, position_ids=positions).logits / 0.8
     logp = torch.log_softmax(logits[:, :-1], -1).gather(2, ids[:, 1:, None])[..., 0].numpy()
     for name, arrays in found.items():
-        show(f"{name} logp", {"logp": logp_error(arrays, {"logp": np.pad(logp, ((0, 0), (1, 0)))}, batch)}, 2e-5)
+        show(
+            f"{name} logp",
+            {"logp": logp_error(arrays["logp"], np.pad(logp, ((0, 0), (1, 0))), batch["completion_mask"])},
+            2e-5,
+        )
 
 
 def _trl_advantages(trainer, first: list[float], second: list[float] | None, **attributes) -> np.ndarray:
@@ -332,4 +335,4 @@ def test_transformers_agrees_on_logits_and_every_gradient():
     found = {f"grad/{name}": x for name, x in to_hf(grads, TINY).items()}
     real = batch["attention_mask"].astype(bool)
     show("logits", {"logits": float(np.abs(np.asarray(ours) - logits.detach().numpy())[real].max())}, 1e-4)
-    show("gradients", gradient_errors(found, expected), GRADIENTS)
+    show("gradients", tensor_errors(found, expected), GRADIENTS)

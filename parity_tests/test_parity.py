@@ -10,11 +10,8 @@ import itertools
 import pytest
 from both import (
     crafted_batch,
-    gradient_errors,
     jax_step,
-    logp_error,
     objective,
-    scalar_errors,
     settings,
     show,
     torch_step,
@@ -23,6 +20,7 @@ from both import (
 
 from jax_grpo.lm_head import LM_HEADS
 from jax_grpo.objective import AGGREGATIONS, KL_ESTIMATORS, SURROGATES
+from torch_ref.compare import TOLERANCES, logp_error, scalar_errors, tensor_errors
 
 LEVELS = {
     "clip": ("token", "sequence"),
@@ -56,20 +54,6 @@ OPTIONS = {
     "not clipped": {"update": {"max_grad_norm": 1e3}},
 }
 
-# (logp abs, scalars rel, gradients rel L2)
-TOLERANCES = {
-    # Twelve digits are lost nowhere: both sum at most a few thousand float64 terms.
-    "float64": (1e-10, 1e-10, 1e-9),
-    # logp: logits of size 10 rounded to 24 bits, summed over 32 products in another order. Scalars are means of such.
-    # Gradients: sums over 50 tokens that cancel.
-    "float32": (2e-5, 1e-5, 1e-4),
-    # 8 bits of mantissa in every activation, and the two frameworks round at other places (one keeps the residual stream
-    # in float32, one in bfloat16).
-    "bfloat16": (3e-2, 2e-2, 5e-2),
-}
-# Relative errors mean nothing for a loss that cancels (advantages sum to 0): in bfloat16, values below 1 count as 1.
-SCALAR_FLOOR = {"float64": 1e-30, "float32": 1e-30, "bfloat16": 1.0}
-
 
 @functools.cache
 def _weights():
@@ -84,12 +68,12 @@ def _batch():
 def compare(dtype: str, *, compiled: bool = False, **sections) -> None:
     config, batch = settings(dtype, **sections), _batch()
     found, reference = jax_step(config, _weights(), batch, compiled=compiled), torch_step(config, _weights(), batch)
-    logp, scalars, gradients = TOLERANCES[dtype]
+    allowed = TOLERANCES[dtype]
     if config.objective.name == "clip":
         assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
-    show("logp", {"logp": logp_error(found, reference, batch)}, logp)
-    show("loss and metrics", scalar_errors(found, reference, SCALAR_FLOOR[dtype]), scalars)
-    show("gradients", gradient_errors(found, reference), gradients)
+    show("logp", {"logp": logp_error(found["logp"], reference["logp"], batch["completion_mask"])}, allowed.logp)
+    show("loss and metrics", scalar_errors(found, reference, allowed.floor), allowed.scalars)
+    show("gradients", tensor_errors(found, reference), allowed.gradients)
 
 
 @pytest.mark.parametrize(("name", "level", "aggregation", "kl"), COMBINATIONS)

@@ -9,9 +9,17 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config as HFConfig
 from transformers import GPT2LMHeadModel
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from torch_ref.generate import StopTable, end_of_text, generate
 from torch_ref.model import GPT2, GPT2Config, score
+from torch_ref.sampling import Sampling, allowed_distribution
 from torch_ref.weights import load_hf, save_hf
 
 TINY = GPT2Config(vocab_size=61, num_layers=3, num_heads=4, hidden_size=32, max_position_embeddings=24)
@@ -142,7 +150,7 @@ def test_sampled_logp_is_that_of_scoring_the_whole_text_again():
     ids, mask, _ = padded("left")
     ids, mask = ids.repeat_interleave(20, 0), mask.repeat_interleave(20, 0)
     stop = end_of_text(5, 61, len(ids))
-    sampled = generate(model, ids, mask, max_new_tokens=10, temperature=1.7, stop=stop, generator=_generator())
+    sampled = generate(model, ids, mask, max_new_tokens=10, sampling=Sampling(1.7), stop=stop, generator=_generator())
     whole = torch.cat([mask, sampled.mask_BC], 1)
     completion = torch.cat([torch.zeros_like(mask), sampled.mask_BC], 1)
     logp, _ = score(model, torch.cat([ids, sampled.tokens_BC], 1), whole, completion, 1.7)
@@ -157,12 +165,47 @@ def test_sampling_follows_the_tempered_distribution():
     model = ours(peer())
     ids, mask = torch.tensor([[3, 4, 5]]).repeat(4000, 1), torch.ones(4000, 3, dtype=torch.long)
     once = generate(
-        model, ids, mask, max_new_tokens=1, temperature=2.0, stop=end_of_text(0, 61, 4000), generator=_generator()
+        model,
+        ids,
+        mask,
+        max_new_tokens=1,
+        sampling=Sampling(2.0),
+        stop=end_of_text(0, 61, 4000),
+        generator=_generator(),
     )
     expected = torch.softmax(model.logits(model(ids[:1], mask[:1])[:, -1]) / 2.0, -1)[0]
     counts = torch.bincount(once.tokens_BC[:, 0], minlength=61)
     spread = (4000 * expected * (1 - expected)).sqrt()
     assert float(((counts - 4000 * expected).abs() / spread.clamp(min=1)).max()) < 5  # standard deviations
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Sampling(0.7, top_k=5),
+        Sampling(1.3, top_p=0.6),
+        Sampling(1.0, min_p=0.2),
+        Sampling(0.8, repetition_penalty=1.5),
+        Sampling(1.1, top_k=20, top_p=0.9, min_p=0.05, repetition_penalty=0.8),
+    ],
+)
+def test_every_sampling_setting_allows_what_transformers_allows(settings):
+    """The distribution after transformers' own processors, in the order its `generate` applies them."""
+    generator = _generator()
+    logits = 3 * torch.randn(50, 61, dtype=torch.float64, generator=generator)
+    texts = torch.randint(0, 61, (50, 9), generator=generator)
+    processors = [RepetitionPenaltyLogitsProcessor(settings.repetition_penalty)]
+    processors += [TemperatureLogitsWarper(settings.temperature)]
+    processors += [TopKLogitsWarper(settings.top_k)] if settings.top_k else []
+    processors += [TopPLogitsWarper(settings.top_p)] if settings.top_p < 1 else []
+    processors += [MinPLogitsWarper(settings.min_p)] if settings.min_p else []
+    expected = logits
+    for processor in processors:
+        expected = processor(texts, expected)
+    seen = torch.zeros(50, 61, dtype=torch.bool).scatter(1, texts, True)
+    found = allowed_distribution(logits, settings, seen if settings.repetition_penalty != 1 else None)
+    worst({"probability": float((found - expected.softmax(-1)).abs().max())}, 1e-12)
+    assert (found == 0).any() or settings.repetition_penalty != 1
 
 
 def test_a_row_stops_where_its_automaton_accepts():

@@ -13,7 +13,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jax_grpo.config import load_config
-from jax_grpo.loading import PACKAGED_MODELS, load_policy
+from jax_grpo.config_files import PACKAGED_MODELS
+from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2
 from jax_grpo.replay import replay
 from jax_grpo.rollout import make_generate

@@ -113,6 +113,25 @@ def from_arrays(
     )
 
 
+def write_batch(path: str | Path, batch: Batch, rewards_B: np.ndarray, group_ids_B: Tensor) -> None:
+    """Writes what `read_batch` reads."""
+    arrays = {
+        "input_ids": batch.input_ids_BT,
+        "attention_mask": batch.attention_mask_BT,
+        "completion_mask": batch.completion_mask_BT.int(),
+        "advantages": batch.advantages_B,
+        "group_ids": group_ids_B,
+        "stopped": batch.stopped_B,
+        "old_logp": batch.old_logp_BT,
+        "ref_logp": batch.ref_logp_BT,
+        "sampling_logp": batch.sampling_logp_BT,
+    }
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    present = {name: tensor.cpu().numpy() for name, tensor in arrays.items() if tensor is not None}
+    np.savez(path, allow_pickle=False, rewards=rewards_B, **present)
+
+
 VECTORS = {"advantages", "rewards", "group_ids", "stopped"}
 MATRICES = {"input_ids", "attention_mask", "completion_mask", "old_logp", "ref_logp", "sampling_logp"}
 

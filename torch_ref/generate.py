@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_ref.model import GPT2, KVCache
+from torch_ref.sampling import PLAIN, Sampling, allowed_distribution
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Generation:
 
     tokens_BC: Tensor
     logp_BC: Tensor
-    """Under softmax(logits / temperature), whether sampled or greedy; at least float32."""
+    """Under softmax(logits / temperature), before any penalty or truncation, sampled or greedy; at least float32."""
     mask_BC: Tensor
     """1 up to and including the stop token."""
     stopped_B: Tensor
@@ -48,11 +49,13 @@ def generate(
     prompt_mask_BT: Tensor,
     *,
     max_new_tokens: int,
-    temperature: float = 1.0,
+    sampling: Sampling = PLAIN,
     stop: StopTable,
     generator: torch.Generator | None = None,
 ) -> Generation:
-    """Continues left-padded prompts; greedily without a generator, else sampling from softmax(logits / temperature).
+    """Continues left-padded prompts; greedily without a generator, else drawing as `sampling` says.
+
+    Only the tokens that the stop table knows are ever chosen: a model may have more rows than its tokenizer tokens.
 
     Raises:
         ValueError: a prompt does not end in a real token: generated tokens would be separated from it by padding.
@@ -62,13 +65,22 @@ def generate(
     cache = KVCache(model.config.num_layers)
     mask_BS, state_B = prompt_mask_BT.long(), stop.start_B
     alive_B = state_B != stop.accept
+    vocabulary = stop.next_SV.shape[1]
+    seen_BV = None
+    if sampling.repetition_penalty != 1.0:
+        seen_BV = torch.zeros(len(prompt_ids_BT), vocabulary, dtype=torch.bool, device=prompt_ids_BT.device)
+        for row, (ids_T, mask_T) in enumerate(zip(prompt_ids_BT, prompt_mask_BT, strict=True)):
+            seen_BV[row, ids_T[mask_T.bool()].long()] = True
     ids_BT, columns = prompt_ids_BT, []
     for _ in range(max_new_tokens):
-        last_BH = model(ids_BT, mask_BS, cache)[:, -1]
-        logp_BV = torch.log_softmax(model.logits(last_BH) / temperature, dim=-1)
-        token_B = logp_BV.argmax(-1)
+        logits_BV = model.logits(model(ids_BT, mask_BS, cache)[:, -1])[:, :vocabulary]
+        logp_BV = torch.log_softmax(logits_BV / sampling.temperature, dim=-1)
+        allowed_BV = allowed_distribution(logits_BV, sampling, seen_BV)
+        token_B = allowed_BV.argmax(-1)
         if generator is not None:
-            token_B = torch.multinomial(logp_BV.exp(), 1, generator=generator)[:, 0]
+            token_B = torch.multinomial(allowed_BV, 1, generator=generator)[:, 0]
+        if seen_BV is not None:
+            seen_BV[torch.arange(len(token_B)), token_B] = True
         columns.append((token_B * alive_B, logp_BV.gather(1, token_B[:, None])[:, 0] * alive_B, alive_B))
         state_B = torch.where(alive_B, stop.next_SV[state_B, token_B], state_B)
         alive_B = alive_B & (state_B != stop.accept)

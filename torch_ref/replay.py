@@ -6,42 +6,35 @@ command of `jax_grpo` writes the same arrays, so two implementations can be comp
 
 import argparse
 import dataclasses
-from pathlib import Path
+import sys
 
 import numpy as np
 import torch
 
-from jax_grpo.config import Config, load_config
+from jax_grpo.config import Config, ConfigError, load_config
+from torch_ref import options as choices
 from torch_ref.batch import Batch, read_batch
 from torch_ref.model import GPT2
 from torch_ref.update import accumulate, apply, score_batch, start
 from torch_ref.weights import load_hf
 
-STORAGE = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.float32,
-}  # master parameters, by compute
+# dtype of the master parameters, by compute dtype
+STORAGE = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}
 
 
-def replay(config: Config, model: GPT2, batch: Batch) -> dict[str, np.ndarray]:
+def replay(config: Config, model: GPT2, batch: Batch, adamw: str = "definition") -> dict[str, np.ndarray]:
     """Arrays by name: loss and every metric (scalars), logp [B, T], advantages [B], grad/<name> and param/<name>.
 
     grad/ is before clipping, param/ after the step, names Hugging Face's with `transformer.`; logp is 0 outside the
     completion mask. The model is changed.
     """
-    state = start(model, config)
+    state = start(model, config, adamw)
     gradients = accumulate(model, batch, config, state.beta)
     arrays = {f"grad/{name}": _array(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     metrics = apply(state, gradients, config)
     arrays |= {f"param/{name}": _array(p) for name, p in model.named_parameters()}
     arrays |= {name: np.asarray(value) for name, value in metrics.items()}
     return arrays | {"logp": _array(gradients.logp_BT), "advantages": _array(batch.advantages_B)}
-
-
-def with_dtype(config: Config, dtype: str) -> Config:
-    """The config with another compute dtype."""
-    return config.model_copy(update={"model": config.model.model_copy(update={"compute_dtype": dtype})})
 
 
 def with_logp(batch: Batch, model: GPT2, config: Config) -> Batch:
@@ -57,23 +50,28 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m torch_ref.replay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m torch_ref.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
     parser.add_argument("--weights", required=True, help="Hugging Face folder")
     parser.add_argument("--batch", required=True, help="recorded .npz")
     parser.add_argument("--out", required=True, help=".npz to write")
     parser.add_argument("--dtype", choices=sorted(STORAGE), help="compute dtype; float64 also stores in it")
-    parser.add_argument("--device", default="cpu")
-    arguments = parser.parse_args(argv)
-    config = load_config(arguments.config)
-    config = with_dtype(config, arguments.dtype or config.model.compute_dtype)
-    storage = STORAGE[config.model.compute_dtype]
-    model = load_hf(arguments.weights, dtype=storage, remat=config.model.remat).to(arguments.device)
-    batch = read_batch(arguments.batch, config, dtype=storage, device=arguments.device)
-    arrays = replay(config, model, with_logp(batch, model, config))
-    Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
-    np.savez(arguments.out, allow_pickle=False, **arrays)
-    print(f"{arguments.out}: loss {arrays['loss']:.6g}, grad_norm {arrays['grad_norm']:.6g}")
+    choices.add_arguments(parser)
+    arguments, overrides = parser.parse_known_args(argv)
+    if arguments.dtype:
+        overrides += ["--model.compute_dtype", arguments.dtype]
+    try:
+        config = load_config(arguments.config, [*overrides, "--model.weights", arguments.weights])
+        chosen = choices.options(arguments)
+        storage = STORAGE[config.model.compute_dtype]
+        with choices.computing(chosen):
+            model = choices.prepare(load_hf(arguments.weights, dtype=storage, remat=config.model.remat), chosen)
+            batch = read_batch(arguments.batch, config, dtype=storage, device=chosen.device)
+            arrays = replay(config, model, with_logp(batch, model, config), chosen.adamw)
+        np.savez(arguments.out, allow_pickle=False, **arrays)
+    except (ConfigError, OSError, ValueError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    print(f"{arguments.out}: loss {float(arrays['loss']):.6g}, grad_norm {float(arrays['grad_norm']):.6g}")
 
 
 if __name__ == "__main__":

@@ -125,8 +125,7 @@ def apply(state: TrainState, gradients: Gradients, config: Config) -> dict[str, 
         NonFiniteUpdates: at the `update.max_consecutive_nonfinite`-th such step in a row.
     """
     update = config.update
-    total_steps = update.total_steps or config.iterations * update.epochs * update.minibatches
-    rate = learning_rate(state.step, update, total_steps)
+    rate = learning_rate(state.step, update, config.optimizer_steps())
     norm = global_norm(_gradients(state.model))
     finite = math.isfinite(gradients.metrics["loss"]) and math.isfinite(norm)
     if finite:

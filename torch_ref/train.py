@@ -1,0 +1,241 @@
+"""`python -m torch_ref.train --config C`: the same training as `jax_grpo.train`, by the reference implementation.
+
+Same config files, tasks, prompts in the same order, metrics under the same names; its own random numbers. It is for
+comparison: it writes metrics, curves and weights, and has neither checkpoints nor the shared prompt cache.
+"""
+
+import argparse
+import copy
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jax_grpo.config import Config, ConfigError, check_files, load_config
+from jax_grpo.config_files import weights_directory
+from jax_grpo.console import Console
+from jax_grpo.metrics import MetricsLog
+from jax_grpo.prompts import PromptDataset, load_positions
+from jax_grpo.tasks import TASKS
+from jax_grpo.tasks.base import Task, total_reward
+from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tokenizer import Tokenizer
+from torch_ref import options as choices
+from torch_ref.advantages import component_advantages, group_advantages, groups_without_signal, overlong_penalty
+from torch_ref.batch import Batch, write_batch
+from torch_ref.evaluate import evaluate
+from torch_ref.kl_control import beyond_guardrail
+from torch_ref.model import GPT2, GPT2Config
+from torch_ref.options import Options
+from torch_ref.rollout import Rollout, Texts
+from torch_ref.update import NonFiniteUpdates, TrainState, optimiser_step, score_batch, start
+from torch_ref.weights import load_hf, save_hf
+
+MASTERS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Trainer:
+    """One run's model, data and state; `iterate` does one iteration."""
+
+    def __init__(self, config: Config, chosen: Options):
+        self.config = config
+        self.tokenizer = Tokenizer.load(config.model.tokenizer)
+        model = choices.prepare(load_model(config, self.tokenizer), chosen)
+        self.reference = copy.deepcopy(model).eval() if config.kl.beta > 0 else None
+        self.state: TrainState = start(model, config, chosen.adamw)
+        self.task: Task = TASKS[config.task.name](config.task)
+        self.texts = Texts(model, self.tokenizer, self.task, config)
+        self.dataset = PromptDataset(load_positions(config.prompts, config.seed), config.seed)
+        self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
+
+    def iterate(self, iteration: int) -> tuple[dict[str, float], list[tuple[str, str, float]], Batch, np.ndarray]:
+        """One iteration: metrics, (prompt, completion, reward) of every sample, the batch and its rewards [B]."""
+        config, group = self.config, self.config.rollout.group_size
+        seconds, began = {}, time.perf_counter()
+        drawn = self.dataset.batch(iteration, config.prompts.per_iteration)
+        prompts = [self.task.prompt(position, config.seed * 1_000_003 + index) for index, position in drawn]
+        repeated = [prompt for prompt in prompts for _ in range(group)]
+        rollout = self.texts.complete(repeated, self.generator)
+        seconds["time/rollout"] = time.perf_counter() - began
+        components = self.task.score(repeated, rollout.completions)
+        rewards_B, advantages_B = self._advantages(components, rollout)
+        seconds["time/reward"] = time.perf_counter() - began - sum(seconds.values())
+        batch = self._batch(rollout, advantages_B)
+        seconds["time/score"] = time.perf_counter() - began - sum(seconds.values())
+        steps = self._optimise(batch, iteration)
+        seconds["time/update"] = time.perf_counter() - began - sum(seconds.values())
+
+        lengths_B = rollout.completion_mask_BT.sum(1).float()
+        metrics = _over_steps(steps) | {
+            "iteration": iteration,
+            "optimizer_step": self.state.step,
+            "reward/mean": float(rewards_B.mean()),
+            "reward/std": float(rewards_B.std(correction=0)),
+            "groups_without_signal": groups_without_signal(rewards_B, self.group_ids()),
+            "completion_length/mean": float(lengths_B.mean()),
+            "truncated_fraction": 1 - float(rollout.stopped_B.float().mean()),
+            "tokens_per_second": float(lengths_B.sum()) / seconds["time/rollout"],
+            "time/iteration": time.perf_counter() - began,
+        }
+        for name, values in components.items():
+            metrics |= {f"reward/{name}/mean": float(values.mean()), f"reward/{name}/std": float(values.std())}
+        if "legal" in components:
+            metrics["legal_move_rate"] = float(components["legal"].mean())
+        samples = [
+            (p.text, text, float(r)) for p, text, r in zip(repeated, rollout.completions, rewards_B, strict=True)
+        ]
+        return metrics | seconds, samples, batch, rewards_B.cpu().numpy()
+
+    def group_ids(self) -> Tensor:
+        """The group of each completion, [B]."""
+        return torch.arange(self.config.prompts.per_iteration).repeat_interleave(self.config.rollout.group_size)
+
+    def _advantages(self, components: dict[str, np.ndarray], rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Rewards with penalties [B], and advantages [B] on the model's device."""
+        config, advantage = self.config, self.config.advantage
+        weights = self.task.component_weights
+        rewards_B = torch.from_numpy(total_reward(components, weights))
+        penalty = config.objective.overlong_penalty
+        if penalty is not None:
+            lengths_B = rollout.completion_mask_BT.sum(1).cpu()
+            rewards_B = rewards_B + overlong_penalty(
+                lengths_B, config.rollout.max_new_tokens, penalty.length, penalty.weight
+            )
+        how = {"baseline": advantage.baseline, "scale": advantage.scale}
+        if advantage.components == "sum_first":
+            advantages_B = group_advantages(rewards_B, self.group_ids(), **how)
+        else:
+            each_BK = torch.stack([torch.from_numpy(values) for values in components.values()], dim=1)
+            counted = [weights.get(name, 0.0) for name in components]
+            advantages_B = component_advantages(
+                each_BK, counted, self.group_ids(), components=advantage.components, **how
+            )
+        return rewards_B, advantages_B.to(self.texts.device)
+
+    def _batch(self, rollout: Rollout, advantages_B: Tensor) -> Batch:
+        """The rollout with the old and the reference log-probabilities, computed once."""
+        dtype = torch.promote_types(next(self.state.model.parameters()).dtype, torch.float32)
+        batch = Batch(
+            rollout.input_ids_BT,
+            rollout.attention_mask_BT,
+            rollout.completion_mask_BT.to(dtype),
+            advantages_B.to(dtype),
+            sampling_logp_BT=rollout.sampling_logp_BT.to(dtype),
+            stopped_B=rollout.stopped_B,
+        )
+        old_logp_BT, _ = score_batch(self.state.model, batch, self.config)
+        batch = dataclasses.replace(batch, old_logp_BT=old_logp_BT)
+        if self.reference is None:
+            return batch
+        return dataclasses.replace(batch, ref_logp_BT=score_batch(self.reference, batch, self.config)[0])
+
+    def _optimise(self, batch: Batch, iteration: int) -> list[dict[str, float]]:
+        """mu epochs of minibatch steps; groups stay whole and come in the order that `jax_grpo` takes them in."""
+        config, steps = self.config, []
+        prompts, group = config.prompts.per_iteration, config.rollout.group_size
+        for epoch in range(config.update.epochs):
+            order_P = np.arange(prompts)
+            if config.update.minibatches > 1:
+                order_P = np.random.default_rng((config.seed, iteration, epoch)).permutation(prompts)
+            for part_P in np.split(order_P, config.update.minibatches):
+                rows_B = torch.from_numpy((part_P[:, None] * group + np.arange(group)).reshape(-1))
+                steps.append(optimiser_step(self.state, batch.rows(rows_B.to(self.texts.device)), config))
+            ends = config.kl.guardrail == "end_epoch" and self.reference is not None
+            if ends and beyond_guardrail(steps[-1]["kl/mean"], config.kl):
+                break
+        return steps
+
+
+def load_model(config: Config, tokenizer: Tokenizer) -> GPT2:
+    """The config's weights, or GPT-2's initialisation from its seed."""
+    sizes, dtype = config.model, MASTERS[config.model.param_dtype]
+    if sizes.weights is not None:
+        return load_hf(weights_directory(sizes.weights), dtype=dtype, remat=sizes.remat)
+    architecture = GPT2Config(
+        sizes.vocab_size or tokenizer.vocab_size,
+        sizes.num_layers or 0,  # the config's own check leaves no null here
+        sizes.num_heads or 0,
+        sizes.hidden_size or 0,
+        sizes.max_position_embeddings or 0,
+    )
+    return GPT2(architecture, remat=sizes.remat).to(dtype).initialise(torch.Generator().manual_seed(config.seed))
+
+
+def _over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Losses and the gradient norm are means over the iteration's steps, everything else is the last step's."""
+    means = ("loss", "policy_loss", "grad_norm")
+    combined = {
+        name: float(np.mean([step[name] for step in steps])) if name in means else value
+        for name, value in steps[-1].items()
+    }
+    return {"kl/mean": 0.0, "kl/p95": 0.0} | combined
+
+
+def train(config: Config, chosen: Options) -> Path:
+    """Runs a training; returns its folder: resolved config, metrics, curves, weights."""
+    from jax_grpo.pictures import curves  # matplotlib is slow to import
+
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(config.resolved_yaml())
+    with choices.computing(chosen), MetricsLog(run_dir, config) as log, Console(config) as console:
+        trainer = Trainer(config, chosen)
+        console.note(f"{config.model.weights or 'random weights'}, PyTorch on {chosen.device}, run folder {run_dir}")
+        heldout = _heldout_prompts(config, trainer.task)
+        for iteration in range(config.iterations + 1):
+            last = iteration == config.iterations
+            every = config.evaluation.every
+            if heldout and (iteration == 0 or last or (every and iteration % every == 0)):
+                scores = evaluate(trainer.texts, heldout, config)
+                log.write({"iteration": iteration, **scores})
+                console.evaluation(iteration, scores)
+            if last:
+                break
+            metrics, samples, batch, rewards_B = trainer.iterate(iteration)
+            log.write(metrics)
+            console.iteration(metrics)
+            if config.logging.samples_every and iteration % config.logging.samples_every == 0:
+                console.samples(samples[:: config.rollout.group_size][: config.logging.samples])
+            if iteration < config.record_batches:
+                write_batch(run_dir / "batches" / f"{iteration:06d}.npz", batch, rewards_B, trainer.group_ids())
+    save_hf(run_dir / "weights", trainer.state.model)
+    trainer.tokenizer.save(run_dir / "weights")
+    curves_file = run_dir / "curves.png"
+    from jax_grpo.metrics import read_metrics
+
+    curves(read_metrics(run_dir / "metrics.jsonl"), curves_file)
+    trainer.task.close()
+    print(f"saved: {run_dir / 'weights'}, {run_dir / 'metrics.jsonl'}, {curves_file}")
+    return run_dir
+
+
+def _heldout_prompts(config: Config, task: Task) -> list:
+    if config.evaluation.positions == 0:
+        return []
+    positions = load_positions(config.prompts.model_copy(update={"split": "heldout"}), config.seed + 1)
+    return [task.prompt(position, index) for index, position in enumerate(positions[: config.evaluation.positions])]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_ref.train",
+        description="The reference's training; settings of the config as in jax_grpo.train: --section.key value",
+    )
+    parser.add_argument("--config", required=True)
+    choices.add_arguments(parser)
+    arguments, overrides = parser.parse_known_args(argv)
+    try:
+        config = load_config(arguments.config, overrides)
+        check_files(config)
+        train(config, choices.options(arguments))
+    except (ConfigError, EngineError, NonFiniteUpdates, OSError, ValueError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
