@@ -15,7 +15,7 @@ class Tolerances(NamedTuple):
     """Largest allowed errors at one precision."""
 
     logits: float
-    """Absolute."""
+    """Absolute, for logits up to 8; in proportion for larger ones."""
     logp: float
     """Absolute, nats."""
     scalars: float
@@ -29,15 +29,41 @@ class Tolerances(NamedTuple):
 
 TOLERANCES = {
     # No formula loses a digit: both sum at most some thousand float64 terms of size 1e-16. AdamW divides by sqrt(v), which
-    # magnifies what rounding leaves of the smallest gradients.
-    "float64": Tolerances(1e-10, 1e-10, 1e-10, 1e-9, 1e-7, 1e-30),
-    # logp: logits of size 10 to 100 rounded to 24 bits, their products summed in another order. Scalars are means of such.
+    # magnifies what rounding leaves of the smallest gradients. The KL of a policy that is still its reference is nothing but
+    # rounding, squared: below 1e-6 nats a value counts as 1e-6.
+    "float64": Tolerances(1e-10, 1e-10, 1e-10, 1e-9, 1e-7, 1e-6),
+    # logp: logits of size 10 to 100 rounded to 24 bits, their products summed in another order. Scalars are means of such,
+    # whose own absolute error of 1e-6 leaves five digits only of values above 0.1.
     # Gradients: sums over tokens that cancel. AdamW again divides what is left.
-    "float32": Tolerances(1e-4, 2e-5, 1e-5, 1e-4, 1e-2, 1e-30),
+    "float32": Tolerances(1e-4, 2e-5, 1e-5, 1e-4, 1e-2, 0.1),
     # 8 bits of mantissa in every activation, and the two frameworks round at other places (one keeps the residual stream in
     # float32, one in bfloat16). A loss that cancels (advantages sum to 0) has no relative accuracy: below 1 it counts as 1.
+    # Between 8 and 16 neighbouring bfloat16 numbers lie 0.0625 apart: hence the logits' tolerance, and its growth.
     "bfloat16": Tolerances(6e-2, 3e-2, 2e-2, 5e-2, None, 1.0),
 }
+
+
+LARGE_LOGIT = 8.0
+
+
+def logits_tolerance(dtype: str, largest: float) -> float:
+    """Allowed absolute error of logits whose largest size is given."""
+    return TOLERANCES[dtype].logits * max(1.0, largest / LARGE_LOGIT)
+
+
+def observable(changes: Arrays) -> dict[str, np.ndarray]:
+    """The changes without those of the attention keys' biases.
+
+    Adding one vector to every key moves all scores of a query alike, and softmax does not see it: the true gradient of a
+    key's bias is 0. What rounding leaves of it AdamW scales up to steps like any other's, in a random direction.
+    """
+    kept = {}
+    for name, x in changes.items():
+        if name.endswith("attn.c_attn.bias"):
+            query, _, value = np.split(np.asarray(x), 3)
+            x = np.concatenate([query, value])
+        kept[name] = x
+    return kept
 
 
 def tensor_errors(found: Arrays, reference: Arrays, prefix: str = "grad/") -> dict[str, float]:

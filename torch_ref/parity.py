@@ -1,0 +1,230 @@
+"""`python -m torch_ref.parity --config C --out DIR`: the parity contract measured on a real run's batches.
+
+Trains with `jax_grpo` for some iterations, recording what it trained on; replays it with both implementations at three
+precisions; writes results.json, README.md and pictures. Exit status 1 if anything is outside its tolerance.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_grpo.batch import record
+from jax_grpo.config import Config, ConfigError, check_files, load_config
+from jax_grpo.loading import Policy, load_policy
+from jax_grpo.replay import batch_from, completed
+from jax_grpo.replay import replay as jax_replay
+from jax_grpo.train import Trainer
+from jax_grpo.update import init_state, make_update
+from jax_grpo.weights import save_hf, to_hf
+from torch_ref import parity_report
+from torch_ref.batch import from_arrays
+from torch_ref.compare import TOLERANCES, logp_error, scalar_errors, tensor_errors
+from torch_ref.model import GPT2
+from torch_ref.replay import STORAGE, with_logp
+from torch_ref.replay import replay as torch_replay
+from torch_ref.update import optimiser_step, precision, start
+from torch_ref.weights import load_hf
+
+Arrays = dict[str, np.ndarray]
+ADAMW_STEPS = 20
+CURVES = ("loss", "kl/mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A run's batches and what its trainer measured on each."""
+
+    batches: list[Arrays]
+    metrics: list[dict[str, float]]
+
+
+def record_run(config: Config, weights: Path) -> Recorded:
+    """Trains, one optimiser step an iteration, and leaves the weights it started from in `weights`."""
+    trainer = Trainer(config)
+    save_hf(weights, trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
+    batches, metrics = [], []
+    for iteration in range(config.iterations):
+        measured, scored, batch = trainer.iterate(iteration)
+        batches.append(record(batch, scored.rewards_B, trainer.group_ids()))
+        metrics.append({name: measured[name] for name in (*CURVES, "reward/mean")})
+    trainer.task.close()
+    return Recorded(batches, metrics)
+
+
+def at(config: Config, dtype: str, weights: Path) -> Config:
+    """The config at another precision, from the recorded run's first weights."""
+    masters = "float64" if dtype == "float64" else "float32"
+    model = {"compute_dtype": dtype, "param_dtype": masters, "weights": str(weights)}
+    return config.model_copy(update={"model": config.model.model_copy(update=model)})
+
+
+def both(config: Config, weights: Path) -> tuple[Policy, GPT2]:
+    """The same weights in both implementations; call `with_precision` around it."""
+    dtype = config.model.compute_dtype
+    return load_policy(config.model, config.seed, 1), load_hf(weights, dtype=STORAGE[dtype], remat=config.model.remat)
+
+
+def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+    """Errors of one optimiser step by kind, and the reference's arrays."""
+    policy, model = both(config, weights)
+    dtype = config.model.compute_dtype
+    errors: dict[str, Any] = {"logits": logits_error(config, policy, model, arrays)}
+    found = jax_replay(config, policy, arrays)
+    batch = from_arrays(arrays, config, dtype=STORAGE[dtype])
+    reference = torch_replay(config, model, with_logp(batch, model, config))
+    errors["logp"] = logp_error(found["logp"], reference["logp"], arrays["completion_mask"])
+    errors["scalars"] = scalar_errors(found, reference, TOLERANCES[dtype].floor)
+    errors["gradients"] = tensor_errors(found, reference)
+    return errors, reference
+
+
+def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, rows: int = 8) -> float:
+    """Largest absolute difference of the logits of the first rows' real tokens."""
+    ids, mask = (arrays[name][:rows] for name in ("input_ids", "attention_mask"))
+    with torch.no_grad(), precision(config, "cpu"):
+        expected = model.logits(model(torch.from_numpy(ids).long(), torch.from_numpy(mask).long())).numpy()
+
+    @jax.jit
+    def logits(params):
+        merged = nnx.merge(policy.graphdef, params)
+        hidden = merged(jnp.asarray(ids), jnp.asarray(mask))
+        embedding = merged.wte.embedding[...][: policy.architecture.vocab_size].astype(hidden.dtype)
+        wide = jnp.promote_types(hidden.dtype, jnp.float32)
+        return jnp.einsum("bth,vh->btv", hidden, embedding, preferred_element_type=wide)
+
+    found = np.asarray(logits(policy.params), np.float64)
+    return float(np.abs(found - expected)[mask.astype(bool)].max())
+
+
+def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Relative L2 of each parameter's change over the batches, and both sides' curves."""
+    policy, model = both(config, weights)
+    begin = to_hf(policy.params, policy.architecture)
+    begin = {name: x.copy() for name, x in begin.items()}
+    update = make_update(policy.graphdef, config, config.optimizer_steps())
+    state, dtype = init_state(policy.params, config), STORAGE[config.model.compute_dtype]
+    reference = start(model, config)
+    curves: dict[str, Any] = {side: {name: [] for name in CURVES} for side in ("jax_grpo", "torch_ref")}
+    for arrays in batches:
+        state, ours = update(state, completed(batch_from(arrays, config), policy, config))
+        theirs = optimiser_step(reference, from_arrays(arrays, config, dtype=dtype), config)
+        for side, metrics in (("jax_grpo", ours), ("torch_ref", theirs)):
+            for name in CURVES:
+                curves[side][name].append(float(metrics.get(name, 0.0)))
+    moved = {f"change/{name}": x - begin[name] for name, x in to_hf(state.params, policy.architecture).items()}
+    expected = {f"change/{n}": p.detach().numpy() - begin[n] for n, p in model.named_parameters()}
+    return tensor_errors(moved, expected, "change/"), curves
+
+
+def sampling_agreement(arrays: Arrays, scored: Arrays) -> dict[str, Any]:
+    """How far the rollout's own log-probabilities are from those that each trainer computes for the same tokens."""
+    there = arrays["completion_mask"] == 1
+    gaps = {
+        "jax_grpo": np.abs(arrays["sampling_logp"] - arrays["old_logp"])[there],
+        "torch_ref": np.abs(arrays["sampling_logp"] - scored["logp"])[there],
+    }
+    return {
+        side: {"mean": float(gap.mean()), "max": float(gap.max()), "all": np.sort(gap).tolist()}
+        for side, gap in gaps.items()
+    }
+
+
+def environment(argv: Sequence[str]) -> dict[str, Any]:
+    """Command, versions and hardware."""
+    packages = ("jax", "jaxlib", "flax", "optax", "torch", "numpy")
+    return {
+        "command": "python -m torch_ref.parity " + " ".join(argv),
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        "device": jax.devices()[0].device_kind,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+    }
+
+
+def measure(config: Config, folder: Path, note: Any) -> dict[str, Any]:
+    """Everything of the report but the environment."""
+    began = time.perf_counter()
+    weights = folder / "weights"
+    note(f"recording {config.iterations} iterations of jax_grpo")
+    recorded = record_run(config, weights)
+    first, last = recorded.batches[0], recorded.batches[-1]
+    results: dict[str, Any] = {
+        "sequences": int(first["input_ids"].shape[0]),
+        "tokens": int(sum(batch["completion_mask"].sum() for batch in recorded.batches)),
+        "recorded": recorded.metrics,
+        "one_step": {},
+        "change": {},
+        "curves": {},
+    }
+    for dtype in TOLERANCES:
+        jax.config.update("jax_enable_x64", dtype == "float64")
+        settings = at(config, dtype, weights)
+        with jax.default_matmul_precision("highest"):
+            note(
+                f"{dtype}: one step on the first batch (on policy) and on the last one (by its first weights: off policy)"
+            )
+            on_policy, reference = one_step(settings, weights, first)
+            off_policy, shifted = one_step(settings, weights, last)
+            if dtype == "float32":
+                results["sampling"] = sampling_agreement(first, reference)
+                results["off_policy"] = {
+                    name: float(shifted[name])
+                    for name in ("ratio/mean", "clip_fraction/low", "clip_fraction/high")
+                }  # fmt: skip
+            results["one_step"][dtype] = {"on policy": on_policy, "off policy": off_policy}
+            steps = min(ADAMW_STEPS, config.iterations) if dtype == "float64" else config.iterations
+            note(f"{dtype}: {steps} optimiser steps on the same rollouts")
+            change, curves = many_steps(settings, weights, recorded.batches[:ADAMW_STEPS])
+            if steps > ADAMW_STEPS:
+                curves = many_steps(settings, weights, recorded.batches)[1]
+            results["change"][dtype], results["curves"][dtype] = change, curves
+    jax.config.update("jax_enable_x64", False)
+    return results | {"seconds": round(time.perf_counter() - began)}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_ref.parity",
+        description="settings of the config as in jax_grpo.train: --section.key value",
+    )
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--out", required=True, help="folder of the report")
+    parser.add_argument("--iterations", type=int, default=50, help="recorded iterations, one optimiser step each")
+    arguments, overrides = parser.parse_known_args(argv)
+    single = {"update.epochs": 1, "update.minibatches": 1, "evaluation.positions": 0, "update.warmup_steps": 0}
+    fixed = [text for name, value in single.items() for text in (f"--{name}", str(value))]
+    counts = ["--iterations", str(arguments.iterations), "--record_batches", str(arguments.iterations)]
+    try:
+        config = load_config(arguments.config, [*fixed, *counts, *overrides])
+        check_files(config)
+        out = Path(arguments.out)
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            results = measure(config, Path(folder), lambda text: print(text, flush=True))
+    except (ConfigError, OSError, ValueError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    results = environment(argv) | {"config": config.model_dump()} | results
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    rows = parity_report.write(results, out)
+    print((out / "README.md").read_text())
+    sys.exit(0 if all(row.passed for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()
