@@ -23,7 +23,7 @@ import torch_ref.batch
 from jax_grpo.replay import batch_from
 from jax_grpo.update import init_state, make_update
 from jax_grpo.weights import to_hf
-from torch_ref.compare import TOLERANCES, tensor_errors
+from torch_ref.compare import TOLERANCES, observable, tensor_errors
 from torch_ref.optimiser import ADAMW, build_optimiser
 from torch_ref.update import optimiser_step, start
 
@@ -79,7 +79,11 @@ def test_parameters_after_20_steps(dtype):
     (ours, records), (theirs, expected) = _run_jax(dtype, STEPS), _run_torch(dtype, STEPS)
     assert sum(record["grad_norm"] > 0.3 for record in expected) > STEPS / 2, "clipping acts"
     assert len({record["beta"] for record in expected}) > STEPS / 2, "beta moves"
-    show("change", tensor_errors(_change(ours), _change(theirs), "change/"), TOLERANCES[dtype].change)
+    show(
+        "change",
+        tensor_errors(observable(_change(ours)), observable(_change(theirs)), "change/"),
+        TOLERANCES[dtype].change,
+    )
     for name in ("loss", "kl/mean", "beta", "learning_rate", "grad_norm"):
         errors = {f"step {i}": abs(a[name] - b[name]) for i, (a, b) in enumerate(zip(records, expected, strict=True))}
         # Scalars of size up to 30; the loss averages away most of what single parameters differ by.

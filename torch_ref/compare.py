@@ -57,13 +57,14 @@ def observable(changes: Arrays) -> dict[str, np.ndarray]:
     Adding one vector to every key moves all scores of a query alike, and softmax does not see it: the true gradient of a
     key's bias is 0. What rounding leaves of it AdamW scales up to steps like any other's, in a random direction.
     """
-    kept = {}
-    for name, x in changes.items():
-        if name.endswith("attn.c_attn.bias"):
-            query, _, value = np.split(np.asarray(x), 3)
-            x = np.concatenate([query, value])
-        kept[name] = x
-    return kept
+
+    def seen(name: str, x: np.ndarray) -> np.ndarray:
+        if not name.endswith("attn.c_attn.bias"):
+            return x
+        query, _, value = np.split(np.asarray(x), 3)
+        return np.concatenate([query, value])
+
+    return {name: seen(name, x) for name, x in changes.items()}
 
 
 def tensor_errors(found: Arrays, reference: Arrays, prefix: str = "grad/") -> dict[str, float]:

@@ -33,7 +33,7 @@ from jax_grpo.update import init_state, make_update
 from jax_grpo.weights import save_hf, to_hf
 from torch_ref import parity_report
 from torch_ref.batch import from_arrays
-from torch_ref.compare import TOLERANCES, logp_error, scalar_errors, tensor_errors
+from torch_ref.compare import TOLERANCES, logp_error, observable, scalar_errors, tensor_errors
 from torch_ref.model import GPT2
 from torch_ref.replay import STORAGE, with_logp
 from torch_ref.replay import replay as torch_replay
@@ -47,34 +47,37 @@ CURVES = ("loss", "kl/mean")
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A run's batches and what its trainer measured on each."""
+    """A run's batches, what its trainer measured on each, and folders of its weights before and after."""
 
     batches: list[Arrays]
     metrics: list[dict[str, float]]
+    before: Path
+    after: Path
 
 
-def record_run(config: Config, weights: Path) -> Recorded:
-    """Trains, one optimiser step an iteration, and leaves the weights it started from in `weights`."""
-    trainer = Trainer(config)
-    save_hf(weights, trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
+def record_run(config: Config, folder: Path) -> Recorded:
+    """Trains, one optimiser step an iteration, and leaves the weights in `folder`."""
+    trainer, before, after = Trainer(config), folder / "before", folder / "after"
+    save_hf(before, trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
     batches, metrics = [], []
     for iteration in range(config.iterations):
         measured, scored, batch = trainer.iterate(iteration)
         batches.append(record(batch, scored.rewards_B, trainer.group_ids()))
         metrics.append({name: measured[name] for name in (*CURVES, "reward/mean")})
+    save_hf(after, trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
     trainer.task.close()
-    return Recorded(batches, metrics)
+    return Recorded(batches, metrics, before, after)
 
 
 def at(config: Config, dtype: str, weights: Path) -> Config:
-    """The config at another precision, from the recorded run's first weights."""
+    """The config at another precision, beginning with the given weights."""
     masters = "float64" if dtype == "float64" else "float32"
     model = {"compute_dtype": dtype, "param_dtype": masters, "weights": str(weights)}
     return config.model_copy(update={"model": config.model.model_copy(update=model)})
 
 
 def both(config: Config, weights: Path) -> tuple[Policy, GPT2]:
-    """The same weights in both implementations; call `with_precision` around it."""
+    """The same weights in both implementations."""
     dtype = config.model.compute_dtype
     return load_policy(config.model, config.seed, 1), load_hf(weights, dtype=STORAGE[dtype], remat=config.model.remat)
 
@@ -83,7 +86,8 @@ def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, A
     """Errors of one optimiser step by kind, and the reference's arrays."""
     policy, model = both(config, weights)
     dtype = config.model.compute_dtype
-    errors: dict[str, Any] = {"logits": logits_error(config, policy, model, arrays)}
+    largest, gap = logits_error(config, policy, model, arrays)
+    errors: dict[str, Any] = {"logits": gap, "largest_logit": largest}
     found = jax_replay(config, policy, arrays)
     batch = from_arrays(arrays, config, dtype=STORAGE[dtype])
     reference = torch_replay(config, model, with_logp(batch, model, config))
@@ -93,9 +97,10 @@ def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, A
     return errors, reference
 
 
-def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, rows: int = 8) -> float:
-    """Largest absolute difference of the logits of the first rows' real tokens."""
-    ids, mask = (arrays[name][:rows] for name in ("input_ids", "attention_mask"))
+def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, rows: int = 8) -> tuple[float, float]:
+    """Largest size and largest absolute difference of the first rows' logits, where they predict completion tokens."""
+    names = ("input_ids", "attention_mask", "completion_mask")
+    ids, mask, completion = (np.array(arrays[name][:rows]) for name in names)
     with torch.no_grad(), precision(config, "cpu"):
         expected = model.logits(model(torch.from_numpy(ids).long(), torch.from_numpy(mask).long())).numpy()
 
@@ -108,11 +113,12 @@ def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, ro
         return jnp.einsum("bth,vh->btv", hidden, embedding, preferred_element_type=wide)
 
     found = np.asarray(logits(policy.params), np.float64)
-    return float(np.abs(found - expected)[mask.astype(bool)].max())
+    used = completion[:, 1:] == 1
+    return float(np.abs(expected[:, :-1][used]).max()), float(np.abs(found - expected)[:, :-1][used].max())
 
 
 def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Relative L2 of each parameter's change over the batches, and both sides' curves."""
+    """Relative L2 of each parameter's change over the first `ADAMW_STEPS` batches, and both sides' curves over all."""
     policy, model = both(config, weights)
     begin = to_hf(policy.params, policy.architecture)
     begin = {name: x.copy() for name, x in begin.items()}
@@ -120,15 +126,18 @@ def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tupl
     state, dtype = init_state(policy.params, config), STORAGE[config.model.compute_dtype]
     reference = start(model, config)
     curves: dict[str, Any] = {side: {name: [] for name in CURVES} for side in ("jax_grpo", "torch_ref")}
-    for arrays in batches:
+    errors: dict[str, float] = {}
+    for step, arrays in enumerate(batches, start=1):
         state, ours = update(state, completed(batch_from(arrays, config), policy, config))
         theirs = optimiser_step(reference, from_arrays(arrays, config, dtype=dtype), config)
         for side, metrics in (("jax_grpo", ours), ("torch_ref", theirs)):
             for name in CURVES:
                 curves[side][name].append(float(metrics.get(name, 0.0)))
-    moved = {f"change/{name}": x - begin[name] for name, x in to_hf(state.params, policy.architecture).items()}
-    expected = {f"change/{n}": p.detach().numpy() - begin[n] for n, p in model.named_parameters()}
-    return tensor_errors(moved, expected, "change/"), curves
+        if step == min(ADAMW_STEPS, len(batches)):
+            moved = {n: x - begin[n] for n, x in to_hf(state.params, policy.architecture).items()}
+            expected = {n: p.detach().numpy() - begin[n] for n, p in model.named_parameters()}
+            errors = tensor_errors(observable(moved), observable(expected), "")
+    return errors, curves
 
 
 def sampling_agreement(arrays: Arrays, scored: Arrays) -> dict[str, Any]:
@@ -158,10 +167,9 @@ def environment(argv: Sequence[str]) -> dict[str, Any]:
 def measure(config: Config, folder: Path, note: Any) -> dict[str, Any]:
     """Everything of the report but the environment."""
     began = time.perf_counter()
-    weights = folder / "weights"
     note(f"recording {config.iterations} iterations of jax_grpo")
-    recorded = record_run(config, weights)
-    first, last = recorded.batches[0], recorded.batches[-1]
+    recorded = record_run(config, folder)
+    first = recorded.batches[0]
     results: dict[str, Any] = {
         "sequences": int(first["input_ids"].shape[0]),
         "tokens": int(sum(batch["completion_mask"].sum() for batch in recorded.batches)),
@@ -172,26 +180,22 @@ def measure(config: Config, folder: Path, note: Any) -> dict[str, Any]:
     }
     for dtype in TOLERANCES:
         jax.config.update("jax_enable_x64", dtype == "float64")
-        settings = at(config, dtype, weights)
+        settings = at(config, dtype, recorded.before)
         with jax.default_matmul_precision("highest"):
-            note(
-                f"{dtype}: one step on the first batch (on policy) and on the last one (by its first weights: off policy)"
-            )
-            on_policy, reference = one_step(settings, weights, first)
-            off_policy, shifted = one_step(settings, weights, last)
+            note(f"{dtype}: one step on the first batch, by the run's first weights (on policy) and last (off policy)")
+            on_policy, reference = one_step(settings, recorded.before, first)
+            off_policy, shifted = one_step(at(config, dtype, recorded.after), recorded.after, first)
             if dtype == "float32":
                 results["sampling"] = sampling_agreement(first, reference)
                 results["off_policy"] = {
                     name: float(shifted[name])
-                    for name in ("ratio/mean", "clip_fraction/low", "clip_fraction/high")
-                }  # fmt: skip
+                    for name in ("ratio/mean", "clip_fraction/low", "clip_fraction/high", "kl/mean")
+                    if name in shifted
+                }
             results["one_step"][dtype] = {"on policy": on_policy, "off policy": off_policy}
-            steps = min(ADAMW_STEPS, config.iterations) if dtype == "float64" else config.iterations
-            note(f"{dtype}: {steps} optimiser steps on the same rollouts")
-            change, curves = many_steps(settings, weights, recorded.batches[:ADAMW_STEPS])
-            if steps > ADAMW_STEPS:
-                curves = many_steps(settings, weights, recorded.batches)[1]
-            results["change"][dtype], results["curves"][dtype] = change, curves
+            batches = recorded.batches[: ADAMW_STEPS if dtype == "float64" else None]
+            note(f"{dtype}: {len(batches)} optimiser steps on the same rollouts")
+            results["change"][dtype], results["curves"][dtype] = many_steps(settings, recorded.before, batches)
     jax.config.update("jax_enable_x64", False)
     return results | {"seconds": round(time.perf_counter() - began)}
 
