@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,10 @@ from tensorboardX import SummaryWriter
 from jax_grpo.config import Config, ConfigError
 
 
+class MetricsError(RuntimeError):
+    """The metrics file cannot be written or continued; the message names it and what to do."""
+
+
 class MetricsLog:
     """Writes records of numbers. Each line is flushed, so a killed run keeps what it logged.
 
@@ -19,9 +24,25 @@ class MetricsLog:
     silent null would hide it.
     """
 
-    def __init__(self, run_dir: Path, config: Config):
-        self._file = (run_dir / "metrics.jsonl").open("w", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(run_dir / "tensorboard")) if config.logging.tensorboard else None
+    def __init__(self, run_dir: Path, config: Config, keep_bytes: int = 0, first_iteration: int = 0):
+        """Continues a file after its first `keep_bytes` bytes, whose records end before `first_iteration`.
+
+        Raises:
+            MetricsError: the file is shorter, so that lines of the run would be missing.
+        """
+        self.path = run_dir / "metrics.jsonl"
+        self._file = self.path.open("a", encoding="utf-8")
+        if (found := self.path.stat().st_size) < keep_bytes:
+            raise MetricsError(
+                f"{self.path} has {found} bytes, but the checkpoint was saved after {keep_bytes}: lines are missing; put the "
+                f"file back, or choose another run_dir"
+            )
+        self._file.truncate(keep_bytes)
+        self._tensorboard = None
+        if config.logging.tensorboard:
+            # without a purge step TensorBoard shows the records after the checkpoint twice
+            purge = first_iteration if keep_bytes else None
+            self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
         self._wandb = _start_wandb(run_dir, config) if config.logging.wandb != "off" else None
 
     def __enter__(self) -> "MetricsLog":
@@ -38,8 +59,11 @@ class MetricsLog:
         """Logs one record; `iteration` is its step."""
         nonfinite = [name for name, value in record.items() if not math.isfinite(value)]
         line = {name: None if name in nonfinite else value for name, value in record.items()}
-        self._file.write(json.dumps(line | ({"nonfinite": nonfinite} if nonfinite else {}), allow_nan=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line | ({"nonfinite": nonfinite} if nonfinite else {}), allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise MetricsError(f"{self.path} cannot be written: {error.strerror}; make room and resume") from error
         finite = {name: value for name, value in record.items() if name not in nonfinite}
         step = int(record["iteration"])
         if self._tensorboard is not None:
@@ -47,6 +71,12 @@ class MetricsLog:
                 self._tensorboard.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(finite, step=step)
+
+    def position(self) -> int:
+        """Bytes written so far, all of them on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size  # tell() is stale until the first write after a truncation
 
     def histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
         """Distributions by name, to TensorBoard; a mean hides a component that is 0 or 1 and never between."""

@@ -1,0 +1,176 @@
+"""A run that is stopped or killed and continued is the run that was not: real processes, real signals, compared bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_grpo import checkpoint_files as files
+from jax_grpo.metrics import read_metrics
+from jax_grpo.weights import load_hf
+
+ITERATIONS = 16
+TIMES = ("time/", "tokens_per_second")
+CONFIG = """
+iterations: 16
+run_dir: unused
+model: {tokenizer: chess, num_layers: 1, num_heads: 2, hidden_size: 16, max_position_embeddings: 208}
+task: {name: policy, prompt_style: best_move}
+prompts: {per_iteration: 4, max_prompt_tokens: 80}
+rollout: {group_size: 4, max_new_tokens: 4}
+kl: {beta: 0.1, adaptive: true, target: 0.001}
+update: {epochs: 2, learning_rate: 1.0e-2, schedule: cosine, warmup_steps: 2}
+logging: {samples_every: 0, tensorboard: false}
+checkpoint: {every: 3}
+record_batches: 16
+"""
+ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176", "--rollout.max_new_tokens", "6"]
+TASKS = {"policy": [], "environment": ENVIRONMENT}
+
+
+def start(folder: Path, run: str, *arguments: str) -> subprocess.Popen:
+    """The command line in a process of its own; compiled programs are shared by all processes of a test."""
+    (folder / "c.yaml").write_text(CONFIG)
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "MPLBACKEND": "Agg",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "jax_grpo.train",
+        "--config",
+        str(folder / "c.yaml"),
+        "--run_dir",
+        str(folder / run),
+    ]
+    output = subprocess.PIPE
+    return subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen) -> str:
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    return output
+
+
+def lines(run: Path) -> int:
+    return (run / "metrics.jsonl").read_bytes().count(b"\n") if (run / "metrics.jsonl").exists() else 0
+
+
+def signal_after(process: subprocess.Popen, run: Path, count: int, number: int) -> None:
+    """Sends the signal as soon as the metrics file has `count` lines."""
+    while lines(run) < count:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.001)
+    process.send_signal(number)
+
+
+def require_same_run(run: Path, reference: Path) -> dict[str, int]:
+    """Parameters, moments, beta, counters, prompts, rollouts and metrics of two runs are equal bit for bit; what was compared."""
+    last = files.folder_name(ITERATIONS)
+    state, expected = (files.verify(path / "checkpoints" / last) for path in (run, reference))
+    arrays = [
+        name for name in expected["files"] if name.startswith("state/") and not name.split("/")[-1].startswith("_")
+    ]
+    for name in arrays:
+        assert state["files"][name] == expected["files"][name], name
+    assert state["next_prompt"] == expected["next_prompt"]
+    weights = [load_hf(path / "weights")[1]["wte"]["embedding"][...] for path in (run, reference)]
+    assert np.array_equal(*weights)
+    records = [
+        [
+            {k: v for k, v in record.items() if not k.startswith(TIMES)}
+            for record in read_metrics(path / "metrics.jsonl")
+        ]
+        for path in (run, reference)
+    ]
+    assert records[0] == records[1] and len(records[0]) == ITERATIONS
+    for iteration in range(ITERATIONS):
+        batches = [dict(np.load(path / "batches" / f"{iteration:06d}.npz")) for path in (run, reference)]
+        for name in batches[1]:
+            assert np.array_equal(batches[0][name], batches[1][name]), (iteration, name)
+    beta = [record["beta"] for record in records[0]]
+    assert len(set(beta)) > 3, "the coefficient adapts, so that a state without it would show"
+    assert max(record["grad_norm"] for record in records[0]) > 0.1
+    return {"files": len(arrays), "metrics_records": len(records[0]), "batches": ITERATIONS}
+
+
+def test_a_run_stopped_by_sigterm_and_killed_by_sigkill_ends_as_if_it_had_not_been(tmp_path):
+    finish(start(tmp_path, "whole"))
+    run = tmp_path / "cut"
+
+    process = start(tmp_path, "cut")
+    signal_after(process, run, 4, signal.SIGTERM)
+    output = finish(process)
+    stopped = lines(run)
+    assert 4 <= stopped < ITERATIONS and f"stopped after iteration {stopped} of {ITERATIONS}" in output, output
+    assert f"--run_dir {run} --resume auto" in output and "SIGTERM: finishing this iteration" in output
+    assert int(files.complete(run / "checkpoints")[-1].name) == stopped
+
+    process = start(tmp_path, "cut", "--resume", "auto")
+    signal_after(process, run, stopped + 4, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    assert f"continuing after iteration {stopped}" in process.communicate()[0]
+
+    output = finish(start(tmp_path, "cut", "--resume", "auto"))
+    assert "continuing after iteration" in output
+    print(require_same_run(run, tmp_path / "whole"))
+    starts = json.loads((run / "run.json").read_text())["starts"]
+    assert [start["from_iteration"] for start in starts][:2] == [0, stopped] and starts[0]["packages"]["jax"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_twenty_sigkills_at_random_moments_lose_nothing(task, tmp_path):
+    """Writes its record to $JAX_GRPO_RESULTS/sigkill_TASK.json where that is set."""
+    options = [*TASKS[task], "--checkpoint.every", "1"]  # a save after every iteration: many kills hit one
+    began = time.perf_counter()
+    finish(start(tmp_path, "whole", *options))
+    finish(start(tmp_path, "timed", *options))
+    again = time.perf_counter()
+    finish(start(tmp_path, "timed", *options, "--restart"))
+    whole_s = time.perf_counter() - again
+    rng, run, kills = random.Random(20), tmp_path / "cut", []
+    while len(kills) < 20:
+        process = start(tmp_path, "cut", *options, "--resume", "auto")
+        delay = rng.uniform(0.3, 1.0) * whole_s
+        time.sleep(delay)
+        alive = process.poll() is None
+        process.kill()
+        process.communicate()
+        if not alive:  # it came to its end: the rest of the kills need a run to hit
+            assert process.returncode == 0
+            require_same_run(run, tmp_path / "whole")
+            run.rename(tmp_path / f"cut-{len(kills)}")
+            continue
+        saved = files.complete(run / "checkpoints")
+        half_written = sorted(path.name for path in (run / "checkpoints").glob(".*"))
+        for path in saved:
+            files.verify(path)
+        newest = int(saved[-1].name) if saved else 0
+        kills.append(
+            {"after_s": round(delay, 2), "newest_complete": newest, "records": lines(run), "half_written": half_written}
+        )
+    finish(start(tmp_path, "cut", *options, "--resume", "auto"))
+    compared = require_same_run(run, tmp_path / "whole")
+    print(compared, kills)
+    if folder := os.environ.get("JAX_GRPO_RESULTS"):
+        record = {"task": task, "iterations": ITERATIONS, "config": CONFIG, "options": options, "kills": kills}
+        record |= {
+            "one_run_s": round(whole_s, 1),
+            "test_s": round(time.perf_counter() - began),
+            "bitwise_equal": compared,
+        }
+        (Path(folder) / f"sigkill_{task}.json").write_text(json.dumps(record, indent=1) + "\n")
