@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from jax_grpo.config import Config, ConfigError
 
@@ -40,6 +39,8 @@ class MetricsLog:
         self._file.truncate(keep_bytes)
         self._tensorboard = None
         if config.logging.tensorboard:
+            from tensorboardX import SummaryWriter  # it imports PyTorch where that is installed: seconds
+
             # without a purge step TensorBoard shows the records after the checkpoint twice
             purge = first_iteration if keep_bytes else None
             self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)

@@ -3,17 +3,24 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from jax_grpo import checkpoint_files as files
+from jax_grpo.config import load_config
 from jax_grpo.metrics import read_metrics
+from jax_grpo.prompts import selfplay_positions
+from jax_grpo.train import main, train
 from jax_grpo.weights import load_hf
 
 ITERATIONS = 16
@@ -23,9 +30,9 @@ iterations: 16
 run_dir: unused
 model: {tokenizer: chess, num_layers: 1, num_heads: 2, hidden_size: 16, max_position_embeddings: 208}
 task: {name: policy, prompt_style: best_move}
-prompts: {per_iteration: 4, max_prompt_tokens: 80}
+prompts: {source: positions.jsonl, per_iteration: 4, max_prompt_tokens: 80} # 40 positions: iteration 10 begins another epoch
 rollout: {group_size: 4, max_new_tokens: 4}
-kl: {beta: 0.1, adaptive: true, target: 0.001}
+kl: {beta: 0.1, adaptive: true, target: 0.01}
 update: {epochs: 2, learning_rate: 1.0e-2, schedule: cosine, warmup_steps: 2}
 logging: {samples_every: 0, tensorboard: false}
 checkpoint: {every: 3}
@@ -35,14 +42,23 @@ ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176
 TASKS = {"policy": [], "environment": ENVIRONMENT}
 
 
-def start(folder: Path, run: str, *arguments: str) -> subprocess.Popen:
-    """The command line in a process of its own; compiled programs are shared by all processes of a test."""
-    (folder / "c.yaml").write_text(CONFIG)
+def write_inputs(folder: Path) -> None:
+    rows = [
+        json.dumps({"fen": p.fen, "moves": p.moves, "evaluations": p.evaluations})
+        for p in selfplay_positions(2, 0)[:40]
+    ]
+    (folder / "positions.jsonl").write_text("\n".join(rows))
+    (folder / "c.yaml").write_text(CONFIG.replace("positions.jsonl", str(folder / "positions.jsonl")))
+
+
+def start(folder: Path, run: str, *arguments: str, cache: bool = True) -> subprocess.Popen:
+    """The command line in a process of its own; compiled programs are shared by all processes of a folder."""
+    write_inputs(folder)
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "MPLBACKEND": "Agg",
         "PYTHONPATH": str(Path(__file__).parents[1]),
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled") if cache else "",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
     }
@@ -82,8 +98,11 @@ def require_same_run(run: Path, reference: Path) -> dict[str, int]:
     last = files.folder_name(ITERATIONS)
     state, expected = (files.verify(path / "checkpoints" / last) for path in (run, reference))
     arrays = [
-        name for name in expected["files"] if name.startswith("state/") and not name.split("/")[-1].startswith("_")
+        name for name in expected["files"] if name.startswith(tuple(f"state/{name}/" for name in expected["arrays"]))
     ]
+    assert state["arrays"] == expected["arrays"] and len(arrays) == 2 * len(expected["arrays"]), (
+        "values and shape of each"
+    )
     for name in arrays:
         assert state["files"][name] == expected["files"][name], name
     assert state["next_prompt"] == expected["next_prompt"]
@@ -107,11 +126,55 @@ def require_same_run(run: Path, reference: Path) -> dict[str, int]:
     return {"files": len(arrays), "metrics_records": len(records[0]), "batches": ITERATIONS}
 
 
-def test_a_run_stopped_by_sigterm_and_killed_by_sigkill_ends_as_if_it_had_not_been(tmp_path):
-    finish(start(tmp_path, "whole"))
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Iterator[Path]:
+    """A folder with an uninterrupted run, `whole`; its compiled programs are reused by every run in it."""
+    folder = tmp_path_factory.mktemp("resume")
+    write_inputs(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    train(load_config(str(folder / "c.yaml"), ["--run_dir", str(folder / "whole")]))
+    yield folder
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_a_run_stopped_by_sigterm_and_continued_by_another_process_is_the_run_that_was_not(shared, capfd):
+    run = shared / "stopped"
+    arguments = ["--config", str(shared / "c.yaml"), "--run_dir", str(run)]
+
+    def terminate() -> None:
+        while lines(run) < 4:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=terminate)
+    sender.start()
+    before = signal.getsignal(signal.SIGTERM)
+    main(arguments)  # returns: exit status 0
+    sender.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+    out, err = capfd.readouterr()
+    stopped = lines(run)
+    assert 4 <= stopped < ITERATIONS and f"stopped after iteration {stopped} of {ITERATIONS}" in out
+    assert "SIGTERM: finishing this iteration" in err
+    assert f"python -m jax_grpo.train {shlex.join(arguments)} --resume auto\n" in out
+    assert int(files.complete(run / "checkpoints")[-1].name) == stopped
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 99, "loss": 1.0}\n{"iteration": 100, "lo')  # what a kill after the save leaves
+    output = finish(start(shared, "stopped", "--resume", "auto"))
+    assert f"continuing after iteration {stopped}" in output
+    print(require_same_run(run, shared / "whole"))
+    starts = json.loads((run / "run.json").read_text())["starts"]
+    assert [start["from_iteration"] for start in starts] == [0, stopped] and starts[0]["packages"]["jax"]
+
+
+@pytest.mark.slow
+def test_a_run_stopped_by_sigterm_and_killed_by_sigkill_in_real_processes_ends_as_if_it_had_not_been(tmp_path):
+    """Without a shared cache of compiled programs: every process compiles its own."""
+    finish(start(tmp_path, "whole", cache=False))
     run = tmp_path / "cut"
 
-    process = start(tmp_path, "cut")
+    process = start(tmp_path, "cut", cache=False)
     signal_after(process, run, 4, signal.SIGTERM)
     output = finish(process)
     stopped = lines(run)
@@ -119,16 +182,14 @@ def test_a_run_stopped_by_sigterm_and_killed_by_sigkill_ends_as_if_it_had_not_be
     assert f"--run_dir {run} --resume auto" in output and "SIGTERM: finishing this iteration" in output
     assert int(files.complete(run / "checkpoints")[-1].name) == stopped
 
-    process = start(tmp_path, "cut", "--resume", "auto")
+    process = start(tmp_path, "cut", "--resume", "auto", cache=False)
     signal_after(process, run, stopped + 4, signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
     assert f"continuing after iteration {stopped}" in process.communicate()[0]
 
-    output = finish(start(tmp_path, "cut", "--resume", "auto"))
+    output = finish(start(tmp_path, "cut", "--resume", "auto", cache=False))
     assert "continuing after iteration" in output
     print(require_same_run(run, tmp_path / "whole"))
-    starts = json.loads((run / "run.json").read_text())["starts"]
-    assert [start["from_iteration"] for start in starts][:2] == [0, stopped] and starts[0]["packages"]["jax"]
 
 
 @pytest.mark.slow
