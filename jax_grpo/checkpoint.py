@@ -8,6 +8,8 @@ import concurrent.futures
 import hashlib
 import logging
 import math
+import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,8 +29,10 @@ from jax_grpo.model import GPT2Config
 from jax_grpo.weights import abstract_params
 
 PARAMS = "params/"
-# Orbax warns on every save that a layout which is not used here has nothing to merge.
-logging.getLogger("absl").addFilter(lambda record: "Skipping merge of OCDBT" not in record.getMessage())
+# Orbax warns on every save that a layout which is not used here has nothing to merge, and logs a failed write's traceback once
+# for each of its threads; the failure itself is raised and reported by `wait`.
+NOISE = ("Skipping merge of OCDBT", "_SignalingThread.run() raised an exception")
+logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in NOISE))
 
 Say = Callable[[str], None]
 
@@ -63,7 +67,7 @@ class Checkpoints:
         self.folder, self._config = folder, config
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[Path] | None = None
-        self._last_saved = -1
+        self._last_saved, self._bytes = -1, 0
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -109,6 +113,7 @@ class Checkpoints:
             )
         arrays = {key: np.array(leaf) for key, leaf in named(state).items()}
         described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
+        self._bytes = sum(array.nbytes for array in arrays.values())
         value = metrics.get(name, math.nan)
         best = {"name": name, "value": value if math.isfinite(value) else None}
         self._pending = self._writer.submit(
@@ -137,10 +142,9 @@ class Checkpoints:
 
     def _failure(self, error: Exception) -> str:
         free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
-        reason = next(iter(str(error).strip().splitlines()), "")[:300]
         return (
-            f"the checkpoint of iteration {self._last_saved} could not be written to {self.folder} "
-            f"({free / 1e6:.0f} MB free): {type(error).__name__}: {reason}"
+            f"the checkpoint of iteration {self._last_saved} could not be written to {self.folder}: {_reason(error)} "
+            f"({free / 1e6:.1f} MB free without it; it needs {self._bytes / 1e6:.1f} MB)"
         )
 
     def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> Path:
@@ -194,6 +198,14 @@ class Checkpoints:
         for path in later:
             files.discard(path)
         return later
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's words where there are any: TensorStore wraps them in a paragraph of paths."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code is not None:
+        return os.strerror(int(code[1]))
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _save_arrays(target: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +19,11 @@ import numpy as np
 import pytest
 
 from jax_grpo import checkpoint_files as files
-from jax_grpo.config import load_config
-from jax_grpo.metrics import read_metrics
+from jax_grpo.config import ConfigError, check_files, load_config
+from jax_grpo.loading import load_policy
+from jax_grpo.metrics import MetricsError, MetricsLog, read_metrics
 from jax_grpo.prompts import selfplay_positions
+from jax_grpo.resume import command
 from jax_grpo.train import main, train
 from jax_grpo.weights import load_hf
 
@@ -93,7 +97,7 @@ def signal_after(process: subprocess.Popen, run: Path, count: int, number: int) 
     process.send_signal(number)
 
 
-def require_same_run(run: Path, reference: Path) -> dict[str, int]:
+def require_same_run(run: Path, reference: Path, batches: int = ITERATIONS) -> dict[str, int]:
     """Parameters, moments, beta, counters, prompts, rollouts and metrics of two runs are equal bit for bit; what was compared."""
     last = files.folder_name(ITERATIONS)
     state, expected = (files.verify(path / "checkpoints" / last) for path in (run, reference))
@@ -116,14 +120,14 @@ def require_same_run(run: Path, reference: Path) -> dict[str, int]:
         for path in (run, reference)
     ]
     assert records[0] == records[1] and len(records[0]) == ITERATIONS
-    for iteration in range(ITERATIONS):
-        batches = [dict(np.load(path / "batches" / f"{iteration:06d}.npz")) for path in (run, reference)]
-        for name in batches[1]:
-            assert np.array_equal(batches[0][name], batches[1][name]), (iteration, name)
+    for iteration in range(batches):
+        arrays_of = [dict(np.load(path / "batches" / f"{iteration:06d}.npz")) for path in (run, reference)]
+        for name in arrays_of[1]:
+            assert np.array_equal(arrays_of[0][name], arrays_of[1][name]), (iteration, name)
     beta = [record["beta"] for record in records[0]]
     assert len(set(beta)) > 3, "the coefficient adapts, so that a state without it would show"
     assert max(record["grad_norm"] for record in records[0]) > 0.1
-    return {"files": len(arrays), "metrics_records": len(records[0]), "batches": ITERATIONS}
+    return {"files": len(arrays), "metrics_records": len(records[0]), "batches": batches}
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +170,151 @@ def test_a_run_stopped_by_sigterm_and_continued_by_another_process_is_the_run_th
     print(require_same_run(run, shared / "whole"))
     starts = json.loads((run / "run.json").read_text())["starts"]
     assert [start["from_iteration"] for start in starts] == [0, stopped] and starts[0]["packages"]["jax"]
+
+
+def error_of(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--kl.beta", "0.2"], r"kl\.beta is 0\.2, but .*000016 was made with 0\.1: the coefficient.*Set it back"),
+        (["--seed", "1"], r"seed is 1, but .*000016 was made with 0: every prompt and sample is drawn from it"),
+        (
+            ["--model.hidden_size", "32"],
+            r"model\.hidden_size is 32, but .* was made with 16: the parameters have its size",
+        ),
+        (["--iterations", "10"], r"iterations is 10, but .*000016 is after 16; raise it, or give an earlier one"),
+        (["--restart"], r"--resume and --restart contradict each other"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_config_that_cannot_continue_the_run_is_refused_by_key_before_anything_is_compiled(shared, change, message):
+    arguments = ["--config", str(shared / "c.yaml"), "--run_dir", str(shared / "whole"), "--resume", "auto"]
+    before = (shared / "whole" / "metrics.jsonl").read_bytes()
+    error = error_of(*arguments, *change)
+    assert re.search(message, error, re.DOTALL), error
+    assert (shared / "whole" / "metrics.jsonl").read_bytes() == before
+
+
+def test_other_positions_under_the_same_name_are_refused(shared):
+    file = shared / "positions.jsonl"
+    rows = file.read_text().splitlines()
+    file.write_text("\n".join([*rows[1:], rows[0]]))
+    try:
+        error = error_of("--config", str(shared / "c.yaml"), "--run_dir", str(shared / "whole"), "--resume", "auto")
+    finally:
+        file.write_text("\n".join(rows))
+    assert re.search(r"prompts\.source holds something else than when .*000016 was made: its positions is", error), (
+        error
+    )
+
+
+def test_an_unfinished_run_is_not_overwritten_by_typing_its_command_again(shared, monkeypatch):
+    arguments = ["--config", str(shared / "c.yaml"), "--run_dir", str(shared / "unfinished")]
+    shutil.copytree(shared / "whole", shared / "unfinished")
+    (shared / "unfinished" / "run.json").unlink()
+    assert re.search(
+        r"holds an unfinished run, saved at iteration 16: continue it with --resume auto, begin", error_of(*arguments)
+    )
+    assert "--resume nowhere: not a checkpoint and no folder with" in error_of(
+        *arguments, "--resume", "nowhere", "--run_dir", "x"
+    )
+
+
+def test_harmless_changes_are_told_and_a_copy_continues_elsewhere_with_its_metrics(shared, capfd):
+    fork = shared / "fork"
+    arguments = ["--config", str(shared / "c.yaml"), "--run_dir", str(fork), "--update.learning_rate", "0.02"]
+    main(
+        [*arguments, "--resume", str(shared / "whole" / "checkpoints" / "000016")]
+    )  # nothing is left to do but the weights
+    out = capfd.readouterr().out
+    assert "continuing after iteration 16 from" in out and "update.learning_rate: 0.01 -> 0.02" in out, out
+    for name in ("metrics.jsonl", "weights/model.safetensors"):
+        assert (fork / name).read_bytes() == (shared / "whole" / name).read_bytes(), name
+
+
+def test_a_checkpoint_serves_as_the_weights_of_another_run(shared):
+    weights = str(shared / "whole" / "checkpoints" / "000016")
+    config = load_config(str(shared / "c.yaml"), ["--model.weights", weights])
+    check_files(config)
+    policy = load_policy(config.model, 0, 96)
+    expected = load_hf(shared / "whole" / "weights")[1]
+    assert all(map(np.array_equal, jax.tree.leaves(policy.params), jax.tree.leaves(expected)))
+    with pytest.raises(
+        ConfigError, match=r"expected a Hugging Face folder.*or give a checkpoint \(runs/NAME/checkpoints"
+    ):
+        check_files(config.model_copy(update={"model": config.model.model_copy(update={"weights": str(shared)})}))
+
+
+def test_a_metrics_file_that_lost_lines_is_not_continued_in_silence(shared, tmp_path):
+    config = load_config(str(shared / "c.yaml"))
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    with pytest.raises(
+        MetricsError, match=r"metrics.jsonl has 17 bytes, but the checkpoint was saved after 500: lines are missing"
+    ):
+        MetricsLog(tmp_path, config, 500, 3)
+
+
+def test_the_command_that_continues_is_the_command_that_started():
+    assert (
+        command(["--config", "a b.yaml", "--restart"]) == "python -m jax_grpo.train --config 'a b.yaml' --resume auto"
+    )
+    assert (
+        command(["--config", "c", "--resume", "x", "--seed=1"])
+        == "python -m jax_grpo.train --config c --seed=1 --resume auto"
+    )
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_stops_the_run_with_the_last_checkpoint_intact_and_it_continues_once_there_is_room(
+    tmp_path,
+):
+    finish(start(tmp_path, "whole"))
+    disk = tmp_path / "small"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1800k", "none", disk], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        process = start(tmp_path, "small/run", "--record_batches", "0")
+        output = process.communicate(timeout=300)[0]
+        print(output)
+        assert process.returncode == 1 and "Traceback" not in output
+        assert re.search(
+            r"CheckpointError: the checkpoint of iteration \d+ could not be written to .*No space left on device",
+            output,
+        )
+        newest = files.complete(disk / "run" / "checkpoints")[-1]
+        files.verify(newest)
+        assert f"the newest complete checkpoint is {newest}: continue with --resume auto" in output
+        subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+        assert "continuing after iteration" in finish(
+            start(tmp_path, "small/run", "--record_batches", "0", "--resume", "auto")
+        )
+        require_same_run(disk / "run", tmp_path / "whole", batches=0)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.slow
+def test_steps_that_are_not_finite_stop_the_run_and_keep_the_last_good_checkpoint(tmp_path):
+    finish(start(tmp_path, "run", "--iterations", "4", "--update.total_steps", "32"))
+    process = start(tmp_path, "run", "--resume", "auto", "--update.total_steps", "32", "--update.learning_rate", "1e38")
+    output = process.communicate(timeout=300)[0]
+    print(output)
+    assert process.returncode == 1 and "Traceback" not in output
+    assert re.search(
+        r"NonFiniteUpdates: 4 optimiser steps in a row had a non-finite loss.*max_consecutive_nonfinite = 3", output
+    )
+    newest = files.complete(tmp_path / "run" / "checkpoints")[-1]
+    assert f"the newest complete checkpoint is {newest}" in output
+    finish(start(tmp_path, "run", "--resume", "auto", "--update.total_steps", "32"))
+    assert all(record["nonfinite"] == 0 for record in read_metrics(tmp_path / "run" / "metrics.jsonl")[:4])
 
 
 @pytest.mark.slow
