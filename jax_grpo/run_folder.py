@@ -88,7 +88,7 @@ def record_start(run_dir: Path, resolved_config: str, command: str | None, itera
         "git": _commit(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "hardware": _hardware(),
+        "hardware": hardware(),
         "environment": {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS") if name in os.environ},
     }
     write_whole(file, json.dumps({"starts": [*earlier, start], "finished": None}, indent=1) + "\n")
@@ -133,7 +133,8 @@ def _commit() -> dict[str, Any] | None:
     return {"commit": commit.stdout.strip(), "changed": bool(status.stdout.strip())}
 
 
-def _hardware() -> dict[str, Any]:
+def hardware() -> dict[str, Any]:
+    """Platform, devices, processor, cores this process may use, and memory in bytes."""
     devices = jax.devices()
     return {
         "platform": devices[0].platform,

@@ -309,7 +309,7 @@ def test_steps_that_are_not_finite_stop_the_run_and_keep_the_last_good_checkpoin
     print(output)
     assert process.returncode == 1 and "Traceback" not in output
     assert re.search(
-        r"NonFiniteUpdates: 4 optimiser steps in a row had a non-finite loss.*max_consecutive_nonfinite = 3", output
+        r"NonFiniteUpdates: \d+ optimiser steps in a row had a non-finite loss.*max_consecutive_nonfinite = 3", output
     )
     newest = files.complete(tmp_path / "run" / "checkpoints")[-1]
     assert f"the newest complete checkpoint is {newest}" in output
