@@ -97,9 +97,11 @@ def signal_after(process: subprocess.Popen, run: Path, count: int, number: int) 
     process.send_signal(number)
 
 
-def require_same_run(run: Path, reference: Path, batches: int = ITERATIONS) -> dict[str, int]:
+def require_same_run(
+    run: Path, reference: Path, batches: int = ITERATIONS, iterations: int = ITERATIONS
+) -> dict[str, int]:
     """Parameters, moments, beta, counters, prompts, rollouts and metrics of two runs are equal bit for bit; what was compared."""
-    last = files.folder_name(ITERATIONS)
+    last = files.folder_name(iterations)
     state, expected = (files.verify(path / "checkpoints" / last) for path in (run, reference))
     arrays = [
         name for name in expected["files"] if name.startswith(tuple(f"state/{name}/" for name in expected["arrays"]))
@@ -119,7 +121,7 @@ def require_same_run(run: Path, reference: Path, batches: int = ITERATIONS) -> d
         ]
         for path in (run, reference)
     ]
-    assert records[0] == records[1] and len(records[0]) == ITERATIONS
+    assert records[0] == records[1] and len(records[0]) == iterations
     for iteration in range(batches):
         arrays_of = [dict(np.load(path / "batches" / f"{iteration:06d}.npz")) for path in (run, reference)]
         for name in arrays_of[1]:
@@ -345,39 +347,49 @@ def test_a_run_stopped_by_sigterm_and_killed_by_sigkill_in_real_processes_ends_a
 @pytest.mark.parametrize("task", TASKS)
 def test_twenty_sigkills_at_random_moments_lose_nothing(task, tmp_path):
     """Writes its record to $JAX_GRPO_RESULTS/sigkill_TASK.json where that is set."""
-    options = [*TASKS[task], "--checkpoint.every", "1"]  # a save after every iteration: many kills hit one
+    total = 40
+    options = [*TASKS[task], "--checkpoint.every", "1", "--iterations", str(total), "--record_batches", str(total)]
     began = time.perf_counter()
     finish(start(tmp_path, "whole", *options))
-    finish(start(tmp_path, "timed", *options))
-    again = time.perf_counter()
-    finish(start(tmp_path, "timed", *options, "--restart"))
-    whole_s = time.perf_counter() - again
+    whole_s = time.perf_counter() - began
     rng, run, kills = random.Random(20), tmp_path / "cut", []
     while len(kills) < 20:
-        process = start(tmp_path, "cut", *options, "--resume", "auto")
-        delay = rng.uniform(0.3, 1.0) * whole_s
-        time.sleep(delay)
+        process, before = start(tmp_path, "cut", *options, "--resume", "auto"), lines(run)
+        # Half of the kills come at any time of a process's first seconds: importing, restoring, compiling. The others come
+        # within milliseconds of an iteration of their choice: computing, writing a checkpoint, pruning.
+        if len(kills) % 2:
+            kind, wanted = "from the start", rng.uniform(0.1, 0.7) * whole_s
+            time.sleep(wanted)
+        else:
+            kind, wanted = "after an iteration", before + rng.randrange(1, 5)
+            while lines(run) in (before, *range(wanted)) and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.1))
         alive = process.poll() is None
         process.kill()
-        process.communicate()
-        if not alive:  # it came to its end: the rest of the kills need a run to hit
-            assert process.returncode == 0
-            require_same_run(run, tmp_path / "whole")
-            run.rename(tmp_path / f"cut-{len(kills)}")
+        output = process.communicate()[0]
+        if not alive:  # it came to its end before the kill: that is a resume too; the other kills need a run to hit
+            assert process.returncode == 0, output
+            require_same_run(run, tmp_path / "whole", total, total)
+            shutil.rmtree(run)
             continue
         saved = files.complete(run / "checkpoints")
-        half_written = sorted(path.name for path in (run / "checkpoints").glob(".*"))
         for path in saved:
             files.verify(path)
-        newest = int(saved[-1].name) if saved else 0
         kills.append(
-            {"after_s": round(delay, 2), "newest_complete": newest, "records": lines(run), "half_written": half_written}
+            {
+                "kind": kind,
+                "wanted": round(wanted, 2),
+                "newest_complete": int(saved[-1].name) if saved else None,
+                "metrics_lines": lines(run),
+                "half_written": sorted(path.name for path in (run / "checkpoints").glob(".*")),
+            }
         )
     finish(start(tmp_path, "cut", *options, "--resume", "auto"))
-    compared = require_same_run(run, tmp_path / "whole")
+    compared = require_same_run(run, tmp_path / "whole", total, total)
     print(compared, kills)
     if folder := os.environ.get("JAX_GRPO_RESULTS"):
-        record = {"task": task, "iterations": ITERATIONS, "config": CONFIG, "options": options, "kills": kills}
+        record = {"task": task, "iterations": total, "config": CONFIG, "options": options, "kills": kills}
         record |= {
             "one_run_s": round(whole_s, 1),
             "test_s": round(time.perf_counter() - began),
