@@ -174,7 +174,7 @@ class Checkpoints:
     def newest_sound(self, say: Say) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint whose every file has the bytes that were written, and its manifest; None if there are none.
 
-        Damaged ones are reported through `say` and set aside (`.damaged`).
+        Damaged ones are reported through `say`.
 
         Raises:
             CheckpointError: there are checkpoints, but none is sound.
@@ -184,7 +184,7 @@ class Checkpoints:
             try:
                 return path, files.verify(path)
             except CheckpointError as error:
-                say(f"warning: {error}; set aside as {files.set_aside(path).name}, trying the one before it")
+                say(f"warning: {error}; trying the one before it")
         if found:
             raise CheckpointError(
                 f"none of the {len(found)} checkpoints in {self.folder} is sound; start again with --restart, or give "

@@ -18,7 +18,6 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state"
 UNFINISHED, DISCARDED = ".unfinished-", ".discarded-"  # prefixes of folders that no reader looks at
-DAMAGED = ".damaged"  # suffix of a checkpoint that failed its check
 READERS = 4  # files hashed side by side
 
 
@@ -90,13 +89,6 @@ def discard(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def set_aside(path: Path) -> Path:
-    """Renames a damaged checkpoint, so that a person can look at it and the run never picks it; returns the new name."""
-    aside = path.with_name(path.name + DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
-    return path.rename(aside)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -63,17 +63,13 @@ class Origin(NamedTuple):
 def find_origin(
     resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> Origin | None:
-    """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning.
-
-    Checkpoints that the run must not find later are removed: all of them when it begins again, those after the origin when it
-    goes back to an earlier one.
+    """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning. Changes nothing.
 
     Raises:
         CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
     """
     if resume is not None and restart:
         raise CheckpointError("--resume and --restart contradict each other; give one")
-    files.clear_leftovers(checkpoints.folder)
     if resume == "auto":
         found = checkpoints.newest_sound(say)
         if found is None:
@@ -87,13 +83,20 @@ def find_origin(
             f"{run_dir} holds an unfinished run, saved at iteration {int(existing[-1].name)}: continue it with --resume auto, "
             f"begin again with --restart (its checkpoints are removed), or choose another run_dir"
         )
-    if source is None:
-        checkpoints.drop_after(-1)
-        return None
-    origin = _explicit(source, resume or "", say)
-    if dropped := checkpoints.drop_after(origin.iteration if inside else -1):
-        say(f"going back to iteration {origin.iteration}: removed {', '.join(path.name for path in dropped)}")
-    return origin
+    return None if source is None else _explicit(source, resume or "", say)
+
+
+def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
+    """Removes what the run must not find later: leftovers of a killed writer, and checkpoints that are not before the origin.
+
+    Called when nothing can refuse the run any more. A run that begins again has no checkpoint before its origin; one that
+    goes back, or skipped a damaged checkpoint, has those up to it.
+    """
+    files.clear_leftovers(checkpoints.folder)
+    own = origin is not None and origin.path.parent.absolute() == checkpoints.folder.absolute()
+    dropped = checkpoints.drop_after(origin.iteration if origin and own else -1)
+    if dropped and own:
+        say(f"removed the checkpoints after it: {', '.join(path.name for path in dropped)}")
 
 
 def _explicit(path: Path, given: str, say: Callable[[str], None]) -> Origin:

@@ -36,6 +36,7 @@ from jax_grpo.resume import (
     OPTIONS,
     PROGRAM,
     Origin,
+    abandon_others,
     bring_metrics,
     command,
     find_origin,
@@ -324,14 +325,15 @@ def train(
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
         changes = require_same_run(origin, config) if origin else []
         first = origin.iteration if origin else 0
-        resolved = config.resolved_yaml()
-        write_whole(run_dir / "config.yaml", resolved)
-        record_start(run_dir, resolved, None if argv is None else f"{PROGRAM} {shlex.join(argv)}", first)
         trainer = Trainer(config)
         evaluator = make_evaluator(trainer)
         if origin:
             trainer.restore(origin)
         kept_bytes = bring_metrics(origin, run_dir, print) if origin else 0
+        abandon_others(origin, checkpoints, print)
+        resolved = config.resolved_yaml()
+        write_whole(run_dir / "config.yaml", resolved)
+        record_start(run_dir, resolved, None if argv is None else f"{PROGRAM} {shlex.join(argv)}", first)
         with MetricsLog(run_dir, config, kept_bytes, first) as log, Console(config, first) as console, checkpoints:
             console.note(
                 f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"

@@ -112,9 +112,8 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path, 
     FAULTS[fault](tmp_path / "000003" / victim)
     path, content = checkpoints.newest_sound(said.append) or pytest.fail("no checkpoint")
     assert len(said) == 1 and str(tmp_path / "000003" / victim) in said[0] and SAYS[fault] in said[0], said
-    assert "set aside as 000003.damaged, trying the one before it" in said[0]
+    assert said[0].startswith("warning: ") and said[0].endswith("; trying the one before it")
     assert path.name == "000002" and bits(restore(path, content, abstract(state()))) == bits(state(2))
-    assert names(tmp_path) == ["000001", "000002", "000003.damaged"]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +132,12 @@ def test_when_none_is_sound_the_run_does_not_begin_again_by_itself(tmp_path):
     checkpoints, said = saved(tmp_path), []
     for path in tmp_path.iterdir():
         flip(path / "state/beta/0")
-    with pytest.raises(CheckpointError, match=r"none of the 3 checkpoints in .* is sound; start again with --restart"):
-        checkpoints.newest_sound(said.append)
-    assert len(said) == 3
+    for _ in range(2):  # a job script tries again
+        with pytest.raises(
+            CheckpointError, match=r"none of the 3 checkpoints in .* is sound; start again with --restart"
+        ):
+            checkpoints.newest_sound(said.append)
+    assert len(said) == 6
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
