@@ -67,8 +67,9 @@ def test_state_comes_back_bit_for_bit_with_its_dtypes_and_without_pickles(tmp_pa
 
 
 def test_values_are_those_at_the_call_though_the_next_update_reuses_the_buffers(tmp_path):
-    bump = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     live = state(1)
+    # compiled beforehand, so that the next update comes at once
+    bump = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0).lower(live).compile()
     with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
         checkpoints.save(1, live, {}, {})
         for _ in range(20):
