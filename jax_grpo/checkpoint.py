@@ -98,7 +98,7 @@ class Checkpoints:
             iterations_done: names the checkpoint; one that was saved last is not saved again.
             state: pytree of arrays.
             content: JSON values to keep beside it.
-            metrics: latest value of every metric; `checkpoint.best_metric` is looked up here.
+            metrics: latest value of every metric, kept beside it too; `checkpoint.best_metric` is looked up here.
 
         Raises:
             CheckpointError: the previous write failed, or there is no such metric.
@@ -114,10 +114,9 @@ class Checkpoints:
         arrays = {key: np.array(leaf) for key, leaf in named(state).items()}
         described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
         self._bytes = sum(array.nbytes for array in arrays.values())
-        value = metrics.get(name, math.nan)
-        best = {"name": name, "value": value if math.isfinite(value) else None}
+        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
         self._pending = self._writer.submit(
-            self._write, iterations_done, arrays, dict(content) | {"arrays": described, "metric": best}
+            self._write, iterations_done, arrays, dict(content) | {"arrays": described, "metrics": finite}
         )
         self._last_saved = iterations_done
 
@@ -166,10 +165,9 @@ class Checkpoints:
 
     def _score(self, path: Path) -> float | None:
         try:
-            metric = files.read_manifest(path)["metric"]
+            return files.read_manifest(path)["metrics"].get(self._config.best_metric)
         except CheckpointError:
             return None
-        return metric["value"] if metric["name"] == self._config.best_metric else None
 
     def newest_sound(self, say: Say) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint whose every file has the bytes that were written, and its manifest; None if there are none.

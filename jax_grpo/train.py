@@ -5,6 +5,7 @@ minibatch updates -> metrics and samples; then the rollouts are discarded. This 
 reads top to bottom as its story; the numbers are computed elsewhere.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import shlex
@@ -320,12 +321,13 @@ def train(
         restart: begin again where an unfinished run is.
         argv: the command line's arguments, for `run.json` and the command that continues; None when called from Python.
     """
-    with RunFolder(config.run_dir) as run_dir, StopSignals() as stop:
+    with RunFolder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
         checkpoints = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
         changes = require_same_run(origin, config) if origin else []
         first = origin.iteration if origin else 0
         trainer = Trainer(config)
+        cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
         evaluator = make_evaluator(trainer)
         if origin:
             trainer.restore(origin)
@@ -341,7 +343,7 @@ def train(
             if origin:
                 changed = f"; changed since: {', '.join(changes)}" if changes else ""
                 console.note(f"continuing after iteration {first} from {origin.path}{changed}")
-            done = run_iterations(trainer, evaluator, log, console, checkpoints, stop, first)
+            done = run_iterations(trainer, evaluator, log, console, checkpoints, stop, origin)
             if done < config.iterations:
                 console.note(
                     f"stopped after iteration {done} of {config.iterations}; continue with\n    {command(argv)}"
@@ -350,7 +352,6 @@ def train(
             evaluation = evaluate(evaluator, trainer, done, log, console)[0]
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
         made = pictures.save_all(run_dir, evaluator, evaluation)
-        trainer.task.close()
         record_finish(run_dir)
         print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *made]))
         return run_dir
@@ -363,11 +364,12 @@ def run_iterations(
     console: Console,
     checkpoints: Checkpoints,
     stop: StopSignals,
-    first: int,
+    origin: Origin | None,
 ) -> int:
-    """Iterations from `first` on, until the last one or a stop signal, all of them saved; returns how many are done in all."""
-    config, done = trainer.config, first
-    latest: dict[str, float] = {}  # every metric's newest value
+    """Iterations after the origin's, until the last or a stop signal, all of them saved; returns how many are done in all."""
+    config = trainer.config
+    first = done = origin.iteration if origin else 0
+    latest: dict[str, float] = dict(origin.content["metrics"]) if origin else {}  # every metric's newest value
 
     def save() -> None:
         checkpoints.save(done, trainer.state, trainer.manifest(done, log.position()), latest)

@@ -60,6 +60,7 @@ def test_state_comes_back_bit_for_bit_with_its_dtypes_and_without_pickles(tmp_pa
         monkeypatch.setattr(pickle, name, lambda *_: pytest.fail("unpickled"))
     path, content = checkpoints.newest_sound(pytest.fail) or pytest.fail("no checkpoint")
     assert path.name == "000003" and content["note"] == "number 3" and content["iteration"] == 3
+    assert content["metrics"] == {"reward": 5}
     found = restore(path, content, abstract(state()))
     assert bits(found) == bits(state(3))
     assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(state())]
