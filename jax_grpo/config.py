@@ -4,6 +4,8 @@ Each section is a model below; the text under a field gives its unit, and TRL's 
 all). Reading YAML and wording errors is `config_loading`'s, looking for files `config_files`'s. Nothing here touches JAX.
 """
 
+import argparse
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import pydantic
@@ -303,6 +305,21 @@ class LoggingConfig(Section):
     """A live progress bar on a terminal."""
 
 
+class CheckpointConfig(Section):
+    """Saved states that a run continues from bit for bit: `--resume auto`."""
+
+    every: CountOrZero = 50
+    """Iterations between saves (TRL: save_steps); 0: only when the run is stopped and at its end."""
+    keep_last: Count = 2
+    """Newest checkpoints to keep (TRL: save_total_limit)."""
+    keep_best: CountOrZero = 1
+    """Best checkpoints to keep besides; 0: none."""
+    best_metric: Text = "reward/mean"
+    """Metric that says which are best (TRL: metric_for_best_model); `eval/greedy/reward` needs evaluation.every."""
+    best_is: Literal["largest", "smallest"] = "largest"
+    """TRL: greater_is_better."""
+
+
 class Config(Section):
     """A training run."""
 
@@ -323,6 +340,7 @@ class Config(Section):
     lm_head: LMHeadConfig = LMHeadConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     record_batches: CountOrZero = 0
     """Iterations whose batch is written for `jax_grpo.replay`."""
 
@@ -398,15 +416,15 @@ def check_files(config: Config) -> None:
     require_run_dir(config.run_dir)
 
 
-def parse_cli(argv: list[str], prog: str) -> Config:
-    """Config from `--config FILE [--section.key value ...]`, its files checked.
+def parse_cli(argv: list[str], prog: str, options: Sequence[argparse.ArgumentParser] = ()) -> Config:
+    """Config from `--config FILE [--section.key value ...]`, its files checked; `options` are arguments of the caller's own.
 
     `--print-config` shows the resolved config, whether its files are there or not, and exits; `--help` lists every setting.
 
     Raises:
         ConfigError: see `load_config` and `check_files`.
     """
-    arguments, overrides = parse_arguments(argv, prog, Config)
+    arguments, overrides = parse_arguments(argv, prog, Config, options)
     config = load_config(arguments.config, overrides)
     if arguments.print_config:
         print(config.resolved_yaml(), end="")

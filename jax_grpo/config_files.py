@@ -6,6 +6,7 @@ Knows where the packaged models are; reads no file's contents.
 
 from pathlib import Path
 
+from jax_grpo.checkpoint_files import is_checkpoint
 from jax_grpo.config_loading import ConfigError, did_you_mean
 
 PACKAGED_MODELS = Path(__file__).parent / "assets" / "models"
@@ -32,10 +33,11 @@ def require_weights(weights: str | None) -> None:
             raise ConfigError(f"model.weights is {weights!r}; the packaged models are {', '.join(names)}.{hint}")
         return
     file = Path(weights) / "config.json"
-    if not file.is_file():
+    if not file.is_file() and not is_checkpoint(Path(weights)):
         raise ConfigError(
             f"model.weights is {weights!r}, but {file} does not exist; expected a Hugging Face folder: put the model's "
-            f"config.json and model.safetensors in {Path(weights).absolute()}, or use packaged:rook-small"
+            f"config.json and model.safetensors in {Path(weights).absolute()}, use packaged:rook-small, or give a checkpoint "
+            f"(runs/NAME/checkpoints/000050)"
         )
 
 

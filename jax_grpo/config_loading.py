@@ -233,11 +233,15 @@ def load_yaml(model: type[Model], path: str, overrides: Sequence[str] = ()) -> M
 
 
 def parse_arguments(
-    argv: Sequence[str], prog: str, model: type[pydantic.BaseModel]
+    argv: Sequence[str],
+    prog: str,
+    model: type[pydantic.BaseModel],
+    options: Sequence[argparse.ArgumentParser] = (),
 ) -> tuple[argparse.Namespace, list[str]]:
-    """`--config FILE`, `--print-config`, `--help` with every setting of `model`, and everything else as overrides."""
+    """`--config FILE`, `--print-config`, `--help` with every setting of `model`, `options`, and everything else as overrides."""
     parser = argparse.ArgumentParser(
         prog=prog,
+        parents=list(options),
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"Any setting can be overridden: --update.learning_rate 3e-5. The settings:\n\n{reference(model)}",

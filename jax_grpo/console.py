@@ -31,7 +31,7 @@ HEADER_EVERY = 20
 class Console:
     """Use as a context manager around the loop. On a terminal the bar stays at the bottom; elsewhere only lines appear."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, first_iteration: int = 0):
         # A pipe or a file gets full-width lines: 80 columns would wrap the table.
         width = None if sys.stdout.isatty() else 140
         self._rich = RichConsole(highlight=False, width=width)
@@ -40,7 +40,7 @@ class Console:
         )  # fmt: skip
         shown = config.logging.progress and sys.stdout.isatty()
         self._progress = Progress(*columns, console=self._rich, disable=not shown)
-        self._bar = self._progress.add_task("training", total=config.iterations)
+        self._bar = self._progress.add_task("training", total=config.iterations, completed=first_iteration)
         self._rows = 0
         self._started = time.time()
 
@@ -52,7 +52,7 @@ class Console:
         self._progress.stop()
 
     def note(self, text: str) -> None:
-        self._rich.print(Text(text))
+        self._rich.print(Text(text), soft_wrap=True)  # a wrapped command cannot be copied
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
         """One table row; the heading comes again every `HEADER_EVERY` rows."""

@@ -13,6 +13,7 @@ from jax_grpo.loading import Policy
 from jax_grpo.rollout import decode_completions, encode_prompts, make_generate
 from jax_grpo.sampling import Sampling
 from jax_grpo.tasks.base import Prompt, Task, total_reward
+from jax_grpo.tasks.checked import checked_score
 
 BATCH = 64  # prompts generated together; the last batch is filled up and the fill dropped
 
@@ -84,7 +85,7 @@ class Evaluator:
                 self._task.stop_rule.truncate(text, prompt.start_state)[0]
                 for text, prompt in zip(texts, self.prompts, strict=True)
             ]
-            scores = self._task.score(self.prompts, texts)
+            scores = checked_score(self._task, self.prompts, texts)
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             metrics |= {f"eval/{mode}/{name}": float(values.mean()) for name, values in scores.items()}
             completions[mode], components[mode] = texts, scores

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_grpo.checkpoint import load_params as load_checkpoint
+from jax_grpo.checkpoint_files import is_checkpoint
 from jax_grpo.config import ConfigError, ModelConfig
 from jax_grpo.config_files import weights_directory
 from jax_grpo.model import GPT2, GPT2Config
@@ -33,6 +35,7 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
     Raises:
         ConfigError: vocabulary or context do not fit the tokenizer or the rollout.
         WeightsError: the folder's files are not a GPT-2.
+        CheckpointError: the folder is a checkpoint, and damaged.
     """
     tokenizer = Tokenizer.load(config.tokenizer)
     dtypes = {"param_dtype": jnp.dtype(config.param_dtype), "compute_dtype": jnp.dtype(config.compute_dtype)}
@@ -50,7 +53,9 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
         )
         params = None
     else:
-        architecture, params = load_hf(weights_directory(config.weights), dtype=dtypes["param_dtype"])
+        folder = weights_directory(config.weights)
+        load = load_checkpoint if is_checkpoint(folder) else load_hf
+        architecture, params = load(folder, dtypes["param_dtype"])
     if architecture.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"model.tokenizer {config.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "

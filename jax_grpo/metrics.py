@@ -1,15 +1,21 @@
 """Where a run's numbers go: `metrics.jsonl` (one object per record, strict JSON), TensorBoard and, if asked, W&B."""
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from jax_grpo.config import Config, ConfigError
+from jax_grpo.tensorboard import EventFile
+
+
+class MetricsError(RuntimeError):
+    """The metrics file cannot be written or continued; the message names it and what to do."""
 
 
 class MetricsLog:
@@ -19,18 +25,33 @@ class MetricsLog:
     silent null would hide it.
     """
 
-    def __init__(self, run_dir: Path, config: Config):
-        self._file = (run_dir / "metrics.jsonl").open("w", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(run_dir / "tensorboard")) if config.logging.tensorboard else None
+    def __init__(self, run_dir: Path, config: Config, keep_bytes: int = 0, first_iteration: int = 0):
+        """Continues a file after its first `keep_bytes` bytes, whose records end before `first_iteration`.
+
+        Raises:
+            MetricsError: the file is shorter, so that lines of the run would be missing.
+        """
+        self.path = run_dir / "metrics.jsonl"
+        self._file = self.path.open("a", encoding="utf-8")
+        if (found := self.path.stat().st_size) < keep_bytes:
+            raise MetricsError(
+                f"{self.path} has {found} bytes, but the checkpoint was saved after {keep_bytes}: lines are missing; put the "
+                f"file back, or choose another run_dir"
+            )
+        self._file.truncate(keep_bytes)
+        # without a purge step TensorBoard shows the records after the checkpoint twice
+        purge = first_iteration if keep_bytes else None
+        self._tensorboard = EventFile(run_dir / "tensorboard", purge) if config.logging.tensorboard else None
         self._wandb = _start_wandb(run_dir, config) if config.logging.wandb != "off" else None
 
     def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        for file in (self._file, self._tensorboard):
+            with contextlib.suppress(OSError):  # what a full disk did not take was reported when it was written
+                if file is not None:
+                    file.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -38,23 +59,38 @@ class MetricsLog:
         """Logs one record; `iteration` is its step."""
         nonfinite = [name for name, value in record.items() if not math.isfinite(value)]
         line = {name: None if name in nonfinite else value for name, value in record.items()}
-        self._file.write(
-            json.dumps(line | ({"nonfinite_metrics": nonfinite} if nonfinite else {}), allow_nan=False) + "\n"
-        )
-        self._file.flush()
         finite = {name: value for name, value in record.items() if name not in nonfinite}
         step = int(record["iteration"])
-        if self._tensorboard is not None:
-            for name, value in finite.items():
-                self._tensorboard.add_scalar(name, value, step)
+        with self._naming_a_full_disk():
+            self._file.write(
+                json.dumps(line | ({"nonfinite_metrics": nonfinite} if nonfinite else {}), allow_nan=False) + "\n"
+            )
+            self._file.flush()
+            if self._tensorboard is not None:
+                self._tensorboard.scalars(finite, step)
         if self._wandb is not None:
             self._wandb.log(finite, step=step)
+
+    def position(self) -> int:
+        """Bytes written so far, all of them on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size  # tell() is stale until the first write after a truncation
 
     def histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
         """Distributions by name, to TensorBoard; a mean hides a component that is 0 or 1 and never between."""
         if self._tensorboard is not None:
-            for name, array in values.items():
-                self._tensorboard.add_histogram(name, array, iteration)
+            with self._naming_a_full_disk():
+                self._tensorboard.histograms(values, iteration)
+
+    @contextlib.contextmanager
+    def _naming_a_full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MetricsError(
+                f"{self.path.parent} takes no more metrics: {error.strerror}; make room and resume"
+            ) from error
 
 
 def _start_wandb(run_dir: Path, config: Config):

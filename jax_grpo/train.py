@@ -5,9 +5,13 @@ minibatch updates -> metrics and samples; then the rollouts are discarded. This 
 reads top to bottom as its story; the numbers are computed elsewhere.
 """
 
+import contextlib
 import dataclasses
+import hashlib
+import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,17 +21,36 @@ import numpy as np
 
 from jax_grpo import advantages, pictures
 from jax_grpo.batch import Batch, GroupedTokens, cut, record, take
+from jax_grpo.checkpoint import Checkpoints, abstract, content_hash, restore
+from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
 from jax_grpo.evaluate import Evaluation, Evaluator
 from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
-from jax_grpo.metrics import MetricsLog
+from jax_grpo.metrics import MetricsError, MetricsLog
+from jax_grpo.out_of_memory import DeviceOutOfMemory, explained
+from jax_grpo.phases import Phases, Watchdog
 from jax_grpo.prompts import PromptDataset, load_positions
+from jax_grpo.resume import (
+    CHECKPOINTS,
+    OPTIONS,
+    PROGRAM,
+    Origin,
+    abandon_others,
+    bring_metrics,
+    command,
+    find_origin,
+    require_same_data,
+    require_same_run,
+)
 from jax_grpo.rollout import PROMPT_MULTIPLE, Rollout, decode_completions, encode_prompts, make_generate
+from jax_grpo.run_folder import RunFolder, record_finish, record_start, write_whole
 from jax_grpo.sampling import Sampling
+from jax_grpo.stop_signals import StopSignals
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import Prompt, Task, total_reward
+from jax_grpo.tasks.checked import RewardError, checked_score
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.update import TrainState, init_state, make_score, make_update
 from jax_grpo.weights import save_hf
@@ -35,6 +58,9 @@ from jax_grpo.weights import save_hf
 
 class NonFiniteUpdates(RuntimeError):
     """Too many optimiser steps in a row had a non-finite loss or gradient; the weights saved are the last good ones."""
+
+
+RUN_ERRORS = (CheckpointError, DeviceOutOfMemory, EngineError, MetricsError, NonFiniteUpdates, RewardError)
 
 
 class Scored(NamedTuple):
@@ -51,20 +77,6 @@ class Scored(NamedTuple):
     tokens: GroupedTokens
 
 
-class Phases:
-    """Seconds spent in each named phase of an iteration."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def run(self, name: str, work: Any) -> Any:
-        """Result of `work()`, blocked until its arrays are ready."""
-        started = time.perf_counter()
-        result = jax.block_until_ready(work())
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-        return result
-
-
 class Trainer:
     """The programs and data of one run. `iterate` does one iteration; `state` is what training has changed so far."""
 
@@ -76,7 +88,8 @@ class Trainer:
         self.policy: Policy = load_policy(config.model, config.seed, context)
         self.tokenizer = self.policy.tokenizer
         self.task: Task = TASKS[config.task.name](config.task)
-        self.dataset = PromptDataset(load_positions(config.prompts, config.seed), config.seed)
+        positions = load_positions(config.prompts, config.seed)
+        self.dataset = PromptDataset(positions, config.seed)
         self.steps_an_iteration = config.update.epochs * config.update.minibatches
         self.generate = make_generate(
             self.policy.graphdef,
@@ -100,16 +113,44 @@ class Trainer:
         self.reference = jax.tree.map(jnp.copy, self.policy.params) if config.kl.beta > 0 else None
         self.state: TrainState = init_state(jax.tree.map(jnp.copy, self.policy.params), config)
         self.policy = self.policy._replace(params=None)
+        self.identity = {
+            "architecture": dataclasses.asdict(self.policy.architecture),
+            "reference": None if self.reference is None else content_hash(self.reference),
+            "positions": hashlib.sha256(repr(positions).encode()).hexdigest(),
+        }
 
-    def iterate(self, iteration: int) -> tuple[dict[str, float], Scored, Batch]:
+    def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
-        phases = Phases()
+        phases = phases or Phases()
         started = time.perf_counter()
-        scored = self._rollout_and_score(iteration, phases)
-        batch, flat_B = phases.run("score", lambda: self._make_batch(scored))
-        steps = phases.run("update", lambda: self._optimise(batch, iteration))
+        with explained(phases, self.config):
+            scored = self._rollout_and_score(iteration, phases)
+            batch, flat_B = phases.run("score", lambda: self._make_batch(scored))
+            steps = phases.run("update", lambda: self._optimise(batch, iteration))
         seconds = time.perf_counter() - started
         return self._metrics(iteration, scored, flat_B, steps, phases.seconds, seconds), scored, batch
+
+    def restore(self, origin: Origin) -> None:
+        """Puts the checkpoint's state in the place of the fresh one, which is freed first: two do not fit everywhere.
+
+        Raises:
+            CheckpointError: the model, the reference weights or the positions are not those of the checkpoint.
+        """
+        require_same_data(origin, self.identity)
+        like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
+        self.state = restore(origin.path, origin.content, like)
+
+    def manifest(self, iterations_done: int, metrics_bytes: int) -> dict[str, Any]:
+        """What a checkpoint says beside its arrays; with those it is all that the iterations to come depend on."""
+        return {
+            "config": self.config.model_dump(),
+            "architecture": self.identity["architecture"],
+            "identity": self.identity,
+            "seed": self.config.seed,  # with the iteration, the position of every random stream
+            "next_prompt": iterations_done * self.config.prompts.per_iteration,
+            "metrics_bytes": metrics_bytes,
+            "nonfinite_total": int(self.state.nonfinite_total),
+        }
 
     def _rollout_and_score(self, iteration: int, phases: Phases) -> Scored:
         config, group = self.config, self.config.rollout.group_size
@@ -124,13 +165,21 @@ class Trainer:
                 self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration)
             ),
         )
-        reward_started = time.perf_counter()
         repeated = [prompt for prompt in prompts for _ in range(group)]
+        completions, components, rewards_B = phases.run("reward", lambda: self._reward(repeated, rollout))
+        tokens = GroupedTokens(
+            jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout.completion_ids_PGC, rollout.completion_mask_PGC
+        )
+        return Scored(repeated, completions, components, rewards_B, rollout, tokens)
+
+    def _reward(self, prompts: list[Prompt], rollout: Rollout) -> tuple[list[str], dict[str, np.ndarray], np.ndarray]:
+        """Stop-truncated texts, their raw components [B], and the weighted sum with penalties."""
+        config = self.config
         completions = [
             self.task.stop_rule.truncate(text, prompt.start_state)[0]
-            for prompt, text in zip(repeated, decode_completions(rollout, self.tokenizer), strict=True)
+            for prompt, text in zip(prompts, decode_completions(rollout, self.tokenizer), strict=True)
         ]
-        components = self.task.score(repeated, completions)
+        components = checked_score(self.task, prompts, completions)
         rewards_B = total_reward(components, self.task.component_weights)
         if config.objective.overlong_penalty is not None:
             penalty = config.objective.overlong_penalty
@@ -138,11 +187,7 @@ class Trainer:
             rewards_B = rewards_B + np.asarray(
                 advantages.overlong_penalty(lengths_B, config.rollout.max_new_tokens, penalty.length, penalty.weight)
             )
-        phases.seconds["reward"] = time.perf_counter() - reward_started
-        tokens = GroupedTokens(
-            jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout.completion_ids_PGC, rollout.completion_mask_PGC
-        )
-        return Scored(repeated, completions, components, rewards_B, rollout, tokens)
+        return completions, components, rewards_B
 
     def _make_batch(self, scored: Scored) -> tuple[Batch, np.ndarray]:
         """The iteration's batch with advantages and cached log-probabilities, and which rows have no signal."""
@@ -264,48 +309,111 @@ def make_evaluator(trainer: Trainer) -> Evaluator | None:
     )
 
 
-def train(config: Config) -> Path:
-    """Runs a whole training and returns its folder: metrics, resolved config, weights, pictures."""
-    run_dir = Path(config.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(config.resolved_yaml())
-    trainer = Trainer(config)
-    evaluator = make_evaluator(trainer)
-    every = config.evaluation.every
-    evaluation: Evaluation | None = None
-    with MetricsLog(run_dir, config) as log, Console(config) as console:
-        console.note(
-            f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"
-        )
-        for iteration in range(config.iterations):
-            if evaluator and (iteration == 0 or (every and iteration % every == 0)):
-                evaluation = evaluator(trainer.state.params)
-                log.write({"iteration": iteration, **evaluation.metrics})
-                console.evaluation(iteration, evaluation.metrics)
-            metrics, scored, batch = trainer.iterate(iteration)
-            log.write(metrics)
-            log.histograms(iteration, {f"reward/{name}": values for name, values in scored.components.items()})
-            console.iteration(metrics)
-            if config.logging.samples_every and iteration % config.logging.samples_every == 0:
-                console.samples(samples(scored, config.logging.samples))
-            if iteration < config.record_batches:
-                folder = run_dir / "batches"
-                folder.mkdir(exist_ok=True)
-                np.savez(
-                    folder / f"{iteration:06d}.npz",
-                    allow_pickle=False,
-                    **record(batch, scored.rewards_B, trainer.group_ids()),
+def train(
+    config: Config, *, resume: str | None = None, restart: bool = False, argv: Sequence[str] | None = None
+) -> Path:
+    """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
+
+    Args:
+        config: of the run.
+        resume: `auto`, or the checkpoint or run folder to continue from; None begins.
+        restart: begin again where an unfinished run is.
+        argv: the command line's arguments, for `run.json` and the command that continues; None when called from Python.
+    """
+    with RunFolder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
+        checkpoints = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
+        origin = find_origin(resume, restart, run_dir, checkpoints, print)
+        changes = require_same_run(origin, config) if origin else []
+        first = origin.iteration if origin else 0
+        trainer = Trainer(config)
+        cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
+        evaluator = make_evaluator(trainer)
+        if origin:
+            trainer.restore(origin)
+        kept_bytes = bring_metrics(origin, run_dir, print) if origin else 0
+        abandon_others(origin, checkpoints, print)
+        resolved = config.resolved_yaml()
+        write_whole(run_dir / "config.yaml", resolved)
+        record_start(run_dir, resolved, None if argv is None else f"{PROGRAM} {shlex.join(argv)}", first)
+        with MetricsLog(run_dir, config, kept_bytes, first) as log, Console(config, first) as console, checkpoints:
+            console.note(
+                f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"
+            )
+            if origin:
+                changed = f"; changed since: {', '.join(changes)}" if changes else ""
+                console.note(f"continuing after iteration {first} from {origin.path}{changed}")
+            done = run_iterations(trainer, evaluator, log, console, checkpoints, stop, origin)
+            if done < config.iterations:
+                console.note(
+                    f"stopped after iteration {done} of {config.iterations}; continue with\n    {command(argv)}"
                 )
-        if evaluator:
-            evaluation = evaluator(trainer.state.params)
-            log.write({"iteration": config.iterations, **evaluation.metrics})
-            console.evaluation(config.iterations, evaluation.metrics)
-    architecture = trainer.policy.architecture
-    save_hf(run_dir / "weights", architecture, trainer.state.params, trainer.tokenizer)
-    made = pictures.save_all(run_dir, evaluator, evaluation)
-    trainer.task.close()
-    print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *made]))
-    return run_dir
+                return run_dir
+            evaluation = evaluate(evaluator, trainer, done, log, console)[0]
+        save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
+        made = pictures.save_all(run_dir, evaluator, evaluation)
+        record_finish(run_dir)
+        print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *made]))
+        return run_dir
+
+
+def run_iterations(
+    trainer: Trainer,
+    evaluator: Evaluator | None,
+    log: MetricsLog,
+    console: Console,
+    checkpoints: Checkpoints,
+    stop: StopSignals,
+    origin: Origin | None,
+) -> int:
+    """Iterations after the origin's, until the last or a stop signal, all of them saved; returns how many are done in all."""
+    config = trainer.config
+    first = done = origin.iteration if origin else 0
+    latest: dict[str, float] = dict(origin.content["metrics"]) if origin else {}  # every metric's newest value
+
+    def save() -> None:
+        checkpoints.save(done, trainer.state, trainer.manifest(done, log.position()), latest)
+
+    with Watchdog(console.note) as watchdog:
+        while done < config.iterations and not stop.requested:
+            if done == 0 or (config.evaluation.every and done % config.evaluation.every == 0):
+                latest |= evaluate(evaluator, trainer, done, log, console)[1]
+            metrics, scored, batch = trainer.iterate(done, watchdog.begin(done))
+            watchdog.end()
+            latest |= metrics
+            log.write(metrics)
+            log.histograms(done, {f"reward/{name}": values for name, values in scored.components.items()})
+            console.iteration(metrics)
+            if config.logging.samples_every and done % config.logging.samples_every == 0:
+                console.samples(samples(scored, config.logging.samples))
+            if done < config.record_batches:
+                save_batch(log.path.parent / "batches", done, batch, scored, trainer)
+            done += 1
+            checkpoints.poll()
+            if checkpoints.due(done):
+                save()
+        if done > first:
+            save()
+        checkpoints.wait()
+    return done
+
+
+def evaluate(
+    evaluator: Evaluator | None, trainer: Trainer, iteration: int, log: MetricsLog, console: Console
+) -> tuple[Evaluation | None, dict[str, float]]:
+    """Asks the held-out prompts, if there are any; returns the answers and their metrics, which are also logged."""
+    if evaluator is None:
+        return None, {}
+    evaluation = evaluator(trainer.state.params)
+    log.write({"iteration": iteration, **evaluation.metrics})
+    console.evaluation(iteration, evaluation.metrics)
+    return evaluation, evaluation.metrics
+
+
+def save_batch(folder: Path, iteration: int, batch: Batch, scored: Scored, trainer: Trainer) -> None:
+    """Writes the batch of an iteration for `jax_grpo.replay`."""
+    folder.mkdir(exist_ok=True)
+    arrays = record(batch, scored.rewards_B, trainer.group_ids())
+    np.savez(folder / f"{iteration:06d}.npz", allow_pickle=False, **arrays)
 
 
 def samples(scored: Scored, count: int) -> list[tuple[str, str, float]]:
@@ -316,11 +424,14 @@ def samples(scored: Scored, count: int) -> list[tuple[str, str, float]]:
 
 
 def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        config = parse_cli(sys.argv[1:] if argv is None else argv, "python -m jax_grpo.train")
-        train(config)
-    except (EngineError, NonFiniteUpdates, OSError, ValueError) as error:  # the project's input errors are ValueErrors
-        raise SystemExit(f"{type(error).__name__}: {error}") from error
+        options, rest = OPTIONS.parse_known_args(argv)
+        config = parse_cli(rest, PROGRAM, [OPTIONS])
+        train(config, resume=options.resume, restart=options.restart, argv=argv)
+    except (*RUN_ERRORS, OSError, ValueError) as error:  # the project's input errors are ValueErrors
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        raise SystemExit(f"{type(error).__name__}: {error}{notes}") from error
 
 
 if __name__ == "__main__":

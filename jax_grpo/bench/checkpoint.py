@@ -1,0 +1,142 @@
+"""What a checkpoint costs: time added to training by one save, and restoring against the disk's own speed.
+
+    python -m jax_grpo.bench.checkpoint --config C.yaml --out RESULTS.json
+
+A window of iterations is timed with a save at its start and without one, in turns, until the write is on the disk: its work in
+the background counts. Reads are cold: the files are dropped from the page cache first.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jax_grpo import checkpoint_files as files
+from jax_grpo.checkpoint import Checkpoints, abstract, restore
+from jax_grpo.config import CheckpointConfig, load_config
+from jax_grpo.run_folder import hardware
+from jax_grpo.train import Trainer
+
+WARM_UP = 2  # iterations, the first of which compiles
+CHUNK = 1 << 24  # bytes of one plain read
+
+
+def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Wall-clock seconds of `work(*arguments)`, and its result."""
+    started = time.perf_counter()
+    result = jax.block_until_ready(work(*arguments))
+    return time.perf_counter() - started, result
+
+
+def drop_from_cache(folder: Path) -> None:
+    """Makes the next read of every file come from the disk."""
+    os.sync()
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_all(folder: Path) -> int:
+    """Bytes of a folder's files, read one after another and thrown away: what the disk gives at best to one reader."""
+    count, buffer = 0, bytearray(CHUNK)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb", buffering=0) as file:
+            while read := file.readinto(buffer):
+                count += read
+    return count
+
+
+def train_window(trainer: Trainer, folder: Path, first: int, count: int, save: bool) -> float:
+    """Trains `count` iterations, with a save at their start if asked; returns the seconds for which the save held them up."""
+    held_up = 0.0
+    with Checkpoints(folder, CheckpointConfig(keep_last=1, keep_best=0)) as checkpoints:
+        if save:
+            held_up = timed(checkpoints.save, first, trainer.state, trainer.manifest(first, 0), {})[0]
+        for iteration in range(first, first + count):
+            trainer.iterate(iteration)
+    return held_up
+
+
+def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict:
+    """Figures of `pairs` repetitions; see the module."""
+    iteration, size = WARM_UP, 0
+    for number in range(WARM_UP):
+        trainer.iterate(number)
+    plain, saving, blocked, restoring, verifying, reading = [], [], [], [], [], []
+    for number in range(pairs):
+        for save in (False, True) if number % 2 == 0 else (True, False):
+            os.sync()
+            elapsed, held_up = timed(train_window, trainer, folder, iteration, window, save)
+            iteration += window
+            (saving if save else plain).append(elapsed)
+            blocked += [held_up] if save else []
+        path = files.complete(folder)[-1]
+        drop_from_cache(path)
+        elapsed, size = timed(read_all, path)
+        reading.append(elapsed)
+        drop_from_cache(path)
+        verify_s, content = timed(files.verify, path)
+        restore_s, _ = timed(restore, path, content, abstract(trainer.state))
+        verifying.append(verify_s)
+        restoring.append(verify_s + restore_s)
+    iteration_s = statistics.median(plain) / window
+    # The windows of a pair are neighbours in time, so that a slow stretch of the machine is in both.
+    added = [s - p for s, p in zip(saving, plain, strict=True)]
+    every = CheckpointConfig().every
+    return {
+        "checkpoint_bytes": size,
+        "iteration_s": iteration_s,
+        "window_iterations": window,
+        "windows_plain_s": plain,
+        "windows_with_a_save_s": saving,
+        "save_blocks_s": statistics.median(blocked),
+        "save_adds_s": statistics.median(added),
+        "save_adds_each_s": added,
+        "default_every": every,
+        "added_share_at_default_interval": statistics.median(added) / (every * iteration_s),
+        "read_cold_s": reading,
+        "verify_cold_s": verifying,
+        "verify_and_restore_cold_s": restoring,
+        "disk_MB_per_s": size / statistics.median(reading) / 1e6,
+        "restore_MB_per_s": size / statistics.median(restoring) / 1e6,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_grpo.bench.checkpoint", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--out", required=True, help="JSON to write; checkpoints go beside it and are removed")
+    parser.add_argument("--pairs", type=int, default=3, help="windows with a save, and as many without")
+    parser.add_argument("--window", type=int, default=6, help="iterations of a window; longer than a write takes")
+    args, overrides = parser.parse_known_args(argv)
+    out = Path(args.out)
+    folder = out.with_suffix(".checkpoints")
+    config = load_config(args.config, overrides)
+    try:
+        figures = measure(Trainer(config), folder, args.window, args.pairs)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    arguments = sys.argv[1:] if argv is None else argv
+    record = {"command": " ".join(["python -m jax_grpo.bench.checkpoint", *arguments]), "hardware": hardware()}
+    record |= {"jax": jax.__version__, "load_average": os.getloadavg(), "config": config.model_dump()} | figures
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    print(
+        f"{figures['checkpoint_bytes'] / 1e6:.0f} MB; iteration {figures['iteration_s']:.2f} s; a save blocks "
+        f"{figures['save_blocks_s']:.2f} s and adds {figures['save_adds_s']:.2f} s: "
+        f"{figures['added_share_at_default_interval']:.1%} at the default interval of {figures['default_every']}; "
+        f"reading {figures['disk_MB_per_s']:.0f} MB/s, verifying and restoring {figures['restore_MB_per_s']:.0f} MB/s"
+    )
+
+
+if __name__ == "__main__":
+    main()

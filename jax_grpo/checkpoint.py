@@ -1,0 +1,276 @@
+"""Saves a run's whole state in the background and gives it back bit for bit, on any number of devices.
+
+Arrays go through Orbax, one file set a tensor, uncompressed; `checkpoint_files` makes the folder atomic and hashed. Values leave
+the device before `save` returns, because the next update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
+"""
+
+import concurrent.futures
+import hashlib
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from jax_grpo import checkpoint_files as files
+from jax_grpo.checkpoint_files import CheckpointError
+from jax_grpo.config import CheckpointConfig
+from jax_grpo.model import GPT2Config
+from jax_grpo.weights import abstract_params
+
+PARAMS = "params/"
+# Orbax warns on every save that a layout which is not used here has nothing to merge, and logs a failed write's traceback once
+# for each of its threads; the failure itself is raised and reported by `wait`.
+NOISE = ("Skipping merge of OCDBT", "_SignalingThread.run() raised an exception")
+logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in NOISE))
+
+Say = Callable[[str], None]
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """Leaves of a pytree by slash-separated path: `params/h/0/attn/c_attn/kernel`, `opt_state/0/mu/...`, `beta`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value"): leaf for path, leaf in leaves
+    }
+
+
+def content_hash(tree: Any) -> str:
+    """SHA-256 of every leaf's name, dtype, shape and bytes: equal exactly when the values are."""
+    digest = hashlib.sha256()
+    for name, leaf in sorted(named(tree).items()):
+        array = np.asarray(leaf)
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. As a context manager it leaves no write unfinished.
+
+    Args:
+        folder: made when the first is saved.
+        config: `checkpoint` section.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig):
+        self.folder, self._config = folder, config
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: concurrent.futures.Future[Path] | None = None
+        self._last_saved, self._bytes = -1, 0
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.wait()
+        except CheckpointError as failure:
+            if error is None:
+                error = failure
+                raise
+            error.add_note(str(failure))  # what ended the run comes first
+        finally:
+            self._writer.shutdown()
+            kept = files.complete(self.folder)
+            if error is not None:
+                where = f"the newest complete checkpoint is {kept[-1]}: continue with --resume auto" if kept else ""
+                error.add_note(where or f"there is no checkpoint in {self.folder}")
+
+    def due(self, iterations_done: int) -> bool:
+        """Whether the interval of the config ends here."""
+        return self._config.every > 0 and iterations_done % self._config.every == 0
+
+    def save(self, iterations_done: int, state: Any, content: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Starts writing the state after `iterations_done` iterations; returns once the values are off the device.
+
+        Args:
+            iterations_done: names the checkpoint; one that was saved last is not saved again.
+            state: pytree of arrays.
+            content: JSON values to keep beside it.
+            metrics: latest value of every metric, kept beside it too; `checkpoint.best_metric` is looked up here.
+
+        Raises:
+            CheckpointError: the previous write failed, or there is no such metric.
+        """
+        self.wait()
+        if iterations_done == self._last_saved:
+            return
+        name = self._config.best_metric
+        if self._config.keep_best and name not in metrics:
+            raise CheckpointError(
+                f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(metrics))}"
+            )
+        arrays = {key: np.array(leaf) for key, leaf in named(state).items()}
+        described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
+        self._bytes = sum(array.nbytes for array in arrays.values())
+        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+        self._pending = self._writer.submit(
+            self._write, iterations_done, arrays, dict(content) | {"arrays": described, "metrics": finite}
+        )
+        self._last_saved = iterations_done
+
+    def poll(self) -> None:
+        """Raises what a finished write left behind, without waiting for one that still runs."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Blocks until the newest checkpoint is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written; says why.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except Exception as error:  # Orbax, TensorStore and the file system each have their own
+            raise CheckpointError(self._failure(error)) from error
+
+    def _failure(self, error: Exception) -> str:
+        free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
+        return (
+            f"the checkpoint of iteration {self._last_saved} could not be written to {self.folder}: {_reason(error)} "
+            f"({free / 1e6:.1f} MB free without it; it needs {self._bytes / 1e6:.1f} MB)"
+        )
+
+    def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> Path:
+        path = files.publish(self.folder, iteration, lambda target: _save_arrays(target / files.STATE, arrays), content)
+        for old in self._superseded():
+            files.discard(old)
+        return path
+
+    def _superseded(self) -> list[Path]:
+        """Complete checkpoints that are neither among the last nor among the best."""
+        found = files.complete(self.folder)
+        keep = set(found[-self._config.keep_last :])
+        if self._config.keep_best:
+            sign = {"largest": -1, "smallest": 1}[self._config.best_is]
+            scores = {path: self._score(path) for path in found}
+            measured = [path for path in found if scores[path] is not None]
+            keep |= set(sorted(measured, key=lambda path: sign * (scores[path] or 0.0))[: self._config.keep_best])
+        return [path for path in found if path not in keep]
+
+    def _score(self, path: Path) -> float | None:
+        try:
+            return files.read_manifest(path)["metrics"].get(self._config.best_metric)
+        except CheckpointError:
+            return None
+
+    def newest_sound(self, say: Say) -> tuple[Path, dict[str, Any]] | None:
+        """The newest checkpoint whose every file has the bytes that were written, and its manifest; None if there are none.
+
+        Damaged ones are reported through `say`.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none is sound.
+        """
+        found = files.complete(self.folder)
+        for path in reversed(found):
+            try:
+                return path, files.verify(path)
+            except CheckpointError as error:
+                say(f"warning: {error}; trying the one before it")
+        if found:
+            raise CheckpointError(
+                f"none of the {len(found)} checkpoints in {self.folder} is sound; start again with --restart, or give "
+                f"another one with --resume PATH"
+            )
+        return None
+
+    def drop_after(self, iteration: int) -> list[Path]:
+        """Removes checkpoints of later iterations: a run that goes back must not find its abandoned future."""
+        later = [path for path in files.complete(self.folder) if int(path.name) > iteration]
+        for path in later:
+            files.discard(path)
+        return later
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's words where there are any: TensorStore wraps them in a paragraph of paths."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code is not None:
+        return os.strerror(int(code[1]))
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _save_arrays(target: Path, arrays: dict[str, np.ndarray]) -> None:
+    # One folder a tensor, so that a damaged file names its tensor; compression would cost more time than it saves bytes.
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+    with ocp.Checkpointer(handler) as writer:
+        writer.save(target.absolute(), args=ocp.args.PyTreeSave(arrays))
+
+
+def _read_arrays(path: Path, like: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """The named arrays, each in the sharding of its `like`; others stay on the disk."""
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+    restore = ocp.checkpoint_utils.construct_restore_args(like)
+    with ocp.Checkpointer(handler) as reader:
+        return reader.restore(
+            (path / files.STATE).absolute(),
+            args=ocp.args.PyTreeRestore(item=like, restore_args=restore, partial_restore=True),
+        )
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes, dtypes and shardings of a pytree of arrays, without its values."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def restore(path: Path, content: Mapping[str, Any], like: Any) -> Any:
+    """The state of a verified checkpoint in the structure and shardings of `like` (see `abstract`).
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.
+    """
+    wanted = named(like)
+    _require_same(path, content["arrays"], {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()})
+    arrays = _read_arrays(path, wanted)
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+
+def _require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
+    for name in {**expected, **saved}:
+        ours, theirs = expected.get(name), saved.get(name)
+        if ours != theirs:
+            found = "is not in the checkpoint" if theirs is None else f"has shape {theirs[0]} and dtype {theirs[1]}"
+            needed = "nothing of this name" if ours is None else f"shape {ours[0]} and dtype {ours[1]}"
+            raise CheckpointError(
+                f"{path}: tensor {name!r} {found}; this run needs {needed}. The model's sizes, model.param_dtype and the "
+                f"optimiser must be those of the run that saved it"
+            )
+
+
+def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
+    """Architecture and parameters alone of a checkpoint, on the default device: weights to start another run from.
+
+    Raises:
+        CheckpointError: damaged, or not a GPT-2 of the architecture it states.
+    """
+    content = files.verify(path)
+    architecture = GPT2Config(**content["architecture"])
+    saved = {name: entry for name, entry in content["arrays"].items() if name.startswith(PARAMS)}
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    tree = abstract_params(architecture)
+    like = {PARAMS + name: leaf for name, leaf in named(tree).items()}
+    shapes = {name: [list(leaf.shape), saved.get(name, [None, None])[1]] for name, leaf in like.items()}
+    _require_same(path, saved, shapes)
+    stored = {
+        name: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(saved[name][1]), sharding=device)
+        for name, leaf in like.items()
+    }
+    arrays = _read_arrays(path, stored)
+    leaves = [jnp.asarray(arrays[name], dtype) for name in like]
+    return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)

@@ -1,0 +1,171 @@
+"""The files of one checkpoint: made durable, listed with their hashes, put in place whole, and checked before they are read.
+
+A checkpoint is a folder named by its iteration, with `state/` (Orbax arrays) and `manifest.json` (what the run was, and the size
+and SHA-256 of every file). It is written under a name that no reader looks at and renamed once everything is on the disk.
+Knows nothing of models or training.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state"
+UNFINISHED, DISCARDED = ".unfinished-", ".discarded-"  # prefixes of folders that no reader looks at
+READERS = 4  # files hashed side by side
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, read or used; the message names the file or key, what was found and what to do."""
+
+
+def folder_name(iteration: int) -> str:
+    """Folder of the checkpoint after `iteration` iterations."""
+    return f"{iteration:06d}"
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is a complete checkpoint's folder (its contents may still be damaged)."""
+    return (path / MANIFEST).is_file()
+
+
+def complete(folder: Path) -> list[Path]:
+    """Complete checkpoints of a folder, oldest first; half-written ones never have such a name."""
+    found = [path for path in folder.glob("[0-9]*") if path.name.isdigit() and is_checkpoint(path)]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes what a killed writer left; only for the run that owns the folder."""
+    for prefix in (UNFINISHED, DISCARDED):
+        for path in folder.glob(f"{prefix}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def publish(folder: Path, iteration: int, fill: Callable[[Path], None], content: dict[str, Any]) -> Path:
+    """Writes one checkpoint whole or not at all, and returns its folder.
+
+    Args:
+        folder: of all checkpoints.
+        iteration: names it.
+        fill: puts the state's files into the folder it is given.
+        content: JSON values of the manifest, beside the list of files.
+
+    Raises:
+        OSError: the disk is full or cannot be written; nothing with the checkpoint's name exists then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    working, final = folder / f"{UNFINISHED}{folder_name(iteration)}", folder / folder_name(iteration)
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir()
+    try:
+        fill(working)
+        content = content | {"format": FORMAT, "iteration": iteration, "files": _fingerprints(working, durable=True)}
+        with (working / MANIFEST).open("w", encoding="utf-8") as file:
+            json.dump({"sha256": _json_hash(content), "content": content}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
+            _sync_folder(path)
+        if final.exists():
+            discard(final)
+        working.rename(final)
+        _sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(working, ignore_errors=True)
+        raise
+    return final
+
+
+def discard(path: Path) -> None:
+    """Removes a checkpoint: renamed first, so that none is ever half there under its name."""
+    hidden = path.with_name(DISCARDED + path.name)
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest's content, its own hash verified.
+
+    Raises:
+        CheckpointError: missing, not JSON, changed, or of another format.
+    """
+    file = path / MANIFEST
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        content, stated = record["content"], record["sha256"]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} does not exist; {path} is not a complete checkpoint") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} is damaged: not a readable manifest ({type(error).__name__}: {error})"
+        ) from error
+    if _json_hash(content) != stated:
+        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one it states")
+    if content["format"] != FORMAT:
+        raise CheckpointError(f"{file} has format {content['format']}; this version reads format {FORMAT}")
+    return content
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest's content after every file of the checkpoint was read and hashed.
+
+    Raises:
+        CheckpointError: names the first file that is missing, truncated or changed.
+    """
+    content = read_manifest(path)
+    for name, expected in content["files"].items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{path / name} is missing; the checkpoint is damaged") from error
+        if size != expected["bytes"]:
+            raise CheckpointError(
+                f"{path / name} has {size} bytes; expected {expected['bytes']}: the checkpoint is damaged"
+            )
+    try:
+        found = _fingerprints(path, names=list(content["files"]))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    for name, expected in content["files"].items():
+        if found[name]["sha256"] != expected["sha256"]:
+            raise CheckpointError(
+                f"{path / name} has other bytes than were written (SHA-256 {found[name]['sha256'][:12]}...; expected "
+                f"{expected['sha256'][:12]}...): the checkpoint is damaged"
+            )
+    return content
+
+
+def _fingerprints(folder: Path, *, names: list[str] | None = None, durable: bool = False) -> dict[str, dict[str, Any]]:
+    """Size in bytes and SHA-256 by relative name; `durable` also forces each file to the disk."""
+    if names is None:
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+    def one(name: str) -> dict[str, Any]:
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if durable:
+                os.fsync(file.fileno())
+            return {"bytes": file.tell(), "sha256": digest}
+
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
+
+
+def _json_hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,69 @@
+"""Device out-of-memory in the project's words: which program asked for how much, and the setting that makes it smaller."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import jax
+import pydantic
+
+from jax_grpo.config import Config
+from jax_grpo.phases import Phases
+
+
+class DeviceOutOfMemory(RuntimeError):
+    """A program does not fit on the device; the message names it, the bytes it asked for, and what to change."""
+
+
+@contextlib.contextmanager
+def explained(phases: Phases, config: Config) -> Iterator[None]:
+    """Turns the runtime's RESOURCE_EXHAUSTED inside into one clear error.
+
+    Raises:
+        DeviceOutOfMemory: names the program of the running phase.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        program = phases.running[0] if phases.running else "between programs"
+        raise DeviceOutOfMemory(
+            f"the {program} program does not fit on {jax.devices()[0].device_kind}{_asked(str(error))}. {_advice(program, config)}"
+        ) from error
+
+
+def _asked(message: str) -> str:
+    """What the runtime says about sizes; the wording differs by backend and version."""
+    number = re.search(r"allocat\w* (?:of )?(\d+)(?: bytes)?|allocat\w* ([\d.]+ ?[KMGT]i?B)", message)
+    if number is None:
+        return ""
+    return f" (it asked for {int(number[1]) / 1e9:.2f} GB more)" if number[1] else f" (it asked for {number[2]} more)"
+
+
+def _advice(program: str, config: Config) -> str:
+    prompts, group = config.prompts.per_iteration, config.rollout.group_size
+    if program == "rollout":
+        return (
+            f"It generates prompts.per_iteration {prompts} x rollout.group_size {group} = {prompts * group} completions of "
+            f"up to {config.rollout.max_new_tokens} tokens side by side: lower one of the three"
+        )
+    parts = next_micro_batches(config)
+    if parts is None:
+        return "Its micro-batch is one completion already: lower rollout.max_new_tokens, or set model.remat true"
+    rows = prompts * group // config.update.minibatches
+    return (
+        f"Its micro-batch has {rows // config.update.micro_batches} completions: set update.micro_batches {parts} (now "
+        f"{config.update.micro_batches}) for {rows // parts}, which trains the same; model.remat true also saves memory"
+    )
+
+
+def next_micro_batches(config: Config) -> int | None:
+    """The smallest larger `update.micro_batches` that the config allows; None when there is none."""
+    values = config.model_dump()
+    rows = config.prompts.per_iteration * config.rollout.group_size // config.update.minibatches
+    for parts in range(config.update.micro_batches + 1, rows + 1):
+        with contextlib.suppress(pydantic.ValidationError):
+            Config.model_validate(values | {"update": values["update"] | {"micro_batches": parts}})
+            return parts
+    return None

@@ -1,0 +1,88 @@
+"""Which phase of an iteration is running, how long each took, and a line while one takes unusually long.
+
+The watchdog is a thread of its own, so that it speaks during a hang. Knows nothing of what the phases do.
+"""
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import jax
+
+FACTOR = 5.0  # times the median iteration
+LEAST_S = 2.0  # seconds; below it an ordinary hiccup of the machine is many medians of a tiny model
+LEAST_KNOWN = 3  # iterations before there is a median to speak of; the first ones compile
+REMEMBERED = 50  # latest iterations that the median is of
+CHECK_S = 0.25  # seconds between looks
+
+
+class Phases:
+    """Seconds spent in each named phase of an iteration, and the one that runs now."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.running: tuple[str, float] | None = None  # its name and start; left in place when it raises
+
+    def run(self, name: str, work: Callable[[], Any]) -> Any:
+        """Result of `work()`, blocked until its arrays are ready."""
+        started = time.perf_counter()
+        self.running = (name, started)
+        result = jax.block_until_ready(work())
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.running = None
+        return result
+
+
+class Watchdog:
+    """Says once per iteration that it takes over `FACTOR` medians, and in which phase it is. A context manager.
+
+    Args:
+        say: prints a line; called from the watchdog's thread.
+    """
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say = say
+        self._known: deque[float] = deque(maxlen=REMEMBERED)
+        self._current: tuple[int, Phases, float] | None = None
+        self._warned_of = -1
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def begin(self, iteration: int) -> Phases:
+        """The phases to run the iteration in."""
+        phases = Phases()
+        self._current = (iteration, phases, time.perf_counter())
+        return phases
+
+    def end(self) -> None:
+        """The iteration is done."""
+        if self._current is not None:
+            self._known.append(time.perf_counter() - self._current[2])
+        self._current = None
+
+    def _watch(self) -> None:
+        while not self._over.wait(CHECK_S):
+            current = self._current
+            if current is None or current[0] == self._warned_of or len(self._known) < LEAST_KNOWN:
+                continue
+            iteration, phases, started = current
+            median, now = statistics.median(self._known), time.perf_counter()
+            if now - started > max(FACTOR * median, LEAST_S):
+                self._warned_of = iteration
+                name, since = phases.running or ("between phases", started)
+                self._say(
+                    f"watchdog: iteration {iteration} has taken {now - started:.1f} s so far, {(now - started) / median:.0f} "
+                    f"times the median {median:.2f} s; it is in phase {name!r} since {now - since:.1f} s"
+                )

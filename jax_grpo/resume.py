@@ -1,0 +1,198 @@
+"""Where a run continues: the command line's `--resume`, the checkpoint it means, and whether the config still fits it.
+
+Resume is exact because everything random is a function of (seed, iteration, prompt, sample): a checkpoint's position is one number.
+Knows no arrays; `checkpoint` reads those.
+"""
+
+import argparse
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax_grpo import checkpoint_files as files
+from jax_grpo.checkpoint import Checkpoints
+from jax_grpo.checkpoint_files import CheckpointError
+from jax_grpo.config import CheckpointConfig, Config
+from jax_grpo.run_folder import read_record
+
+PROGRAM = "python -m jax_grpo.train"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+
+OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+OPTIONS.add_argument(
+    "--resume", metavar="auto|PATH",
+    help="continue: from the newest sound checkpoint of run_dir if there is one, or from a checkpoint or run folder",
+)  # fmt: skip
+OPTIONS.add_argument("--restart", action="store_true", help="begin again, removing run_dir's checkpoints")
+
+# Settings that a state depends on, by key or section, with why another value cannot continue it.
+FIXED = {
+    "seed": "every prompt and sample is drawn from it",
+    "model.tokenizer": "the model's tokens are its",
+    "model.vocab_size": "the parameters have its size",
+    "model.num_layers": "the parameters have its size",
+    "model.num_heads": "the parameters' meaning depends on it",
+    "model.hidden_size": "the parameters have its size",
+    "model.max_position_embeddings": "the parameters have its size",
+    "model.param_dtype": "the parameters are stored in it",
+    "task.name": "the prompts are its",
+    "task.prompt_style": "the prompts are its",
+    "task.illegal_fraction": "the prompts depend on it",
+    "prompts.split": "the order of prompts is that of its positions",
+    "prompts.selfplay_games": "the order of prompts is that of its positions",
+    "prompts.per_iteration": "the position in the order of prompts is counted in it",
+    "kl.beta": "the coefficient, adapted or not, is part of the saved state",
+}
+ABSENT = "(not set)"
+
+
+class Origin(NamedTuple):
+    """A verified checkpoint to continue from: its folder and its manifest's content."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def iteration(self) -> int:
+        return int(self.content["iteration"])
+
+
+def find_origin(
+    resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Callable[[str], None]
+) -> Origin | None:
+    """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning. Changes nothing.
+
+    Raises:
+        CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
+    """
+    if resume is not None and restart:
+        raise CheckpointError("--resume and --restart contradict each other; give one")
+    if resume == "auto":
+        found = checkpoints.newest_sound(say)
+        if found is None:
+            say(f"--resume auto: no checkpoint in {checkpoints.folder}; beginning at iteration 0")
+        return Origin(*found) if found else None
+    existing = files.complete(checkpoints.folder)
+    source = Path(resume).absolute() if resume else None
+    inside = source is not None and run_dir.absolute() in (source, *source.parents)
+    if existing and not inside and not restart and read_record(run_dir)["finished"] is None:
+        raise CheckpointError(
+            f"{run_dir} holds an unfinished run, saved at iteration {int(existing[-1].name)}: continue it with --resume auto, "
+            f"begin again with --restart (its checkpoints are removed), or choose another run_dir"
+        )
+    return None if source is None else _explicit(source, resume or "", say)
+
+
+def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
+    """Removes what the run must not find later: leftovers of a killed writer, and checkpoints that are not before the origin.
+
+    Called when nothing can refuse the run any more. A run that begins again has no checkpoint before its origin; one that
+    goes back, or skipped a damaged checkpoint, has those up to it.
+    """
+    files.clear_leftovers(checkpoints.folder)
+    own = origin is not None and origin.path.parent.absolute() == checkpoints.folder.absolute()
+    dropped = checkpoints.drop_after(origin.iteration if origin and own else -1)
+    if dropped and own:
+        say(f"removed the checkpoints after it: {', '.join(path.name for path in dropped)}")
+
+
+def _explicit(path: Path, given: str, say: Callable[[str], None]) -> Origin:
+    """The checkpoint `path`, or the newest sound one of the run or checkpoints folder `path`."""
+    if files.is_checkpoint(path):
+        return Origin(path, files.verify(path))
+    for folder in (path / CHECKPOINTS, path):
+        if files.complete(folder):
+            found = Checkpoints(folder, CheckpointConfig()).newest_sound(say)
+            if found is not None:
+                return Origin(*found)
+    raise CheckpointError(
+        f"--resume {given}: not a checkpoint and no folder with checkpoints; expected `auto`, a run folder, or a folder such "
+        f"as runs/NAME/{CHECKPOINTS}/{files.folder_name(50)}"
+    )
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted settings of a nested config."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return out
+
+
+def require_same_run(origin: Origin, config: Config) -> list[str]:
+    """The settings that differ from the checkpoint's and may, as `key: old -> new`.
+
+    Raises:
+        CheckpointError: a setting of `FIXED` differs, or the checkpoint is beyond the config's iterations; names the key.
+    """
+    before, now = flat(origin.content["config"]), flat(config.model_dump())
+    changed = {
+        key: (before.get(key, ABSENT), now.get(key, ABSENT))
+        for key in {**now, **before}
+        if before.get(key, ABSENT) != now.get(key, ABSENT)
+    }
+    refused = [
+        f"{key} is {new!r}, but {origin.path} was made with {old!r}: {FIXED[key]}"
+        for key, (old, new) in changed.items()
+        if key in FIXED
+    ]
+    if refused:
+        raise CheckpointError(
+            "\n".join(
+                [
+                    *refused,
+                    "Set it back to continue this run; for a new run from these weights, set model.weights to the checkpoint",
+                ]
+            )
+        )
+    if origin.iteration > config.iterations:
+        raise CheckpointError(
+            f"iterations is {config.iterations}, but {origin.path} is after {origin.iteration}; raise it, or give an earlier one"
+        )
+    return [f"{key}: {old} -> {new}" for key, (old, new) in changed.items()]
+
+
+def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
+    """Compares what the config's names stand for: the architecture, and reference weights and positions by content hash.
+
+    Raises:
+        CheckpointError: names the key whose file holds something else now.
+    """
+    keys = {"architecture": "model.weights", "reference": "model.weights", "positions": "prompts.source"}
+    for name, key in keys.items():
+        old, new = origin.content["identity"][name], identity[name]
+        if old != new:
+            raise CheckpointError(
+                f"{key} holds something else than when {origin.path} was made: its {name} is {new}; it was {old}. It must be the "
+                f"same to continue this run; put the old files back, or start a new run with model.weights set to the checkpoint"
+            )
+
+
+def bring_metrics(origin: Origin, run_dir: Path, say: Callable[[str], None]) -> int:
+    """Bytes of `metrics.jsonl` that belong to the checkpoint; copies the file when the checkpoint is another run's."""
+    target, source = run_dir / METRICS, origin.path.parent.parent / METRICS
+    if origin.path.parent.parent.absolute() != run_dir.absolute():
+        if not source.is_file():
+            say(
+                f"warning: {source} does not exist; the metrics before iteration {origin.iteration} are not in this run's file"
+            )
+            return 0
+        shutil.copyfile(source, target)
+    return int(origin.content["metrics_bytes"])
+
+
+def command(argv: Sequence[str] | None) -> str:
+    """What continues the run: the command line it was started with (None: it was called from Python), with `--resume auto`."""
+    if argv is None:
+        return "train(config, resume='auto')"
+    kept, rest = [], list(argv)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--resume":
+            rest = rest[1:]
+        elif argument != "--restart" and not argument.startswith("--resume="):
+            kept.append(argument)
+    return f"{PROGRAM} {shlex.join([*kept, '--resume', 'auto'])}"

@@ -1,0 +1,282 @@
+"""Saved state comes back bit for bit or not at all: whatever happens to the files, with a message that names the file."""
+
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import TINY, config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jax_grpo import checkpoint_files as files
+from jax_grpo.checkpoint import Checkpoints, abstract, content_hash, load_params, restore
+from jax_grpo.checkpoint_files import CheckpointError
+from jax_grpo.config import CheckpointConfig
+from jax_grpo.update import init_state
+from jax_grpo.weights import abstract_params
+
+
+def state(seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return {
+        "params": {"w": jnp.asarray(rng.normal(size=(8, 6)), jnp.float32), "half": jnp.asarray(rng.normal(size=5), jnp.bfloat16)},
+        "beta": jnp.float32(0.1 + seed),
+        "step": jnp.int32(seed),
+    }  # fmt: skip
+
+
+def saved(folder: Path, count: int = 3, **settings) -> Checkpoints:
+    """Checkpoints 1 to `count` of `state(1)`, `state(2)`, ..."""
+    checkpoints = Checkpoints(folder, CheckpointConfig(**({"keep_last": count, "keep_best": 0} | settings)))
+    with checkpoints:
+        for number in range(1, count + 1):
+            checkpoints.save(
+                number, state(number), {"note": f"number {number}"}, {"reward": [3, 9, 5, 7, 1][number - 1]}
+            )
+    return checkpoints
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def bits(tree) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def test_state_comes_back_bit_for_bit_with_its_dtypes_and_without_pickles(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path)
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, lambda *_: pytest.fail("unpickled"))
+    path, content = checkpoints.newest_sound(pytest.fail) or pytest.fail("no checkpoint")
+    assert path.name == "000003" and content["note"] == "number 3" and content["iteration"] == 3
+    assert content["metrics"] == {"reward": 5}
+    found = restore(path, content, abstract(state()))
+    assert bits(found) == bits(state(3))
+    assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(state())]
+    assert content_hash(found) == content_hash(state(3)) != content_hash(state(2))
+
+
+def test_values_are_those_at_the_call_though_the_next_update_reuses_the_buffers(tmp_path):
+    live = state(1)
+    # compiled beforehand, so that the next update comes at once
+    bump = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0).lower(live).compile()
+    with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
+        checkpoints.save(1, live, {}, {})
+        for _ in range(20):
+            live = bump(live)
+    path = tmp_path / "000001"
+    assert bits(restore(path, files.verify(path), abstract(state()))) == bits(state(1))
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+    saved(tmp_path / "large", 5, keep_last=1, keep_best=2, best_metric="reward")
+    assert names(tmp_path / "large") == ["000002", "000004", "000005"], "9 and 7 are the largest of 3 9 5 7 1"
+    saved(tmp_path / "small", 5, keep_last=2, keep_best=1, best_metric="reward", best_is="smallest")
+    assert names(tmp_path / "small") == ["000004", "000005"]
+    saved(tmp_path / "none", 5, keep_last=2)
+    assert names(tmp_path / "none") == ["000004", "000005"]
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint.best_metric is 'rewrad', which this run does not measure; it has reward"
+    ):
+        saved(tmp_path / "wrong", 1, keep_best=1, best_metric="rewrad")
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+
+
+FAULTS = {"truncated": truncate, "flipped": flip, "missing": Path.unlink}
+SAYS = {"truncated": "bytes; expected", "flipped": "has other bytes than were written", "missing": "is missing"}
+VICTIMS = ["state/params/w/0.0", "state/params/w/.zarray", "state/_METADATA", "state/beta/0"]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path, fault, victim):
+    checkpoints, said = saved(tmp_path), []
+    FAULTS[fault](tmp_path / "000003" / victim)
+    path, content = checkpoints.newest_sound(said.append) or pytest.fail("no checkpoint")
+    assert len(said) == 1 and str(tmp_path / "000003" / victim) in said[0] and SAYS[fault] in said[0], said
+    assert said[0].startswith("warning: ") and said[0].endswith("; trying the one before it")
+    assert path.name == "000002" and bits(restore(path, content, abstract(state()))) == bits(state(2))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("truncated", "not a readable manifest"), ("flipped", r"manifest.json is damaged")]
+)
+def test_a_damaged_manifest_is_noticed_too(tmp_path, fault, message):
+    saved(tmp_path)
+    FAULTS[fault](tmp_path / "000003" / "manifest.json")
+    with pytest.raises(CheckpointError, match=message):
+        files.verify(tmp_path / "000003")
+    (tmp_path / "000002" / "manifest.json").unlink()
+    assert [path.name for path in files.complete(tmp_path)] == ["000001", "000003"]
+
+
+def test_when_none_is_sound_the_run_does_not_begin_again_by_itself(tmp_path):
+    checkpoints, said = saved(tmp_path), []
+    for path in tmp_path.iterdir():
+        flip(path / "state/beta/0")
+    for _ in range(2):  # a job script tries again
+        with pytest.raises(
+            CheckpointError, match=r"none of the 3 checkpoints in .* is sound; start again with --restart"
+        ):
+            checkpoints.newest_sound(said.append)
+    assert len(said) == 6
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_bytes_in_any_file_are_noticed(tmp_path, data):
+    folder = tmp_path / "once"
+    path = folder / "000001"
+    if not folder.exists():
+        saved(folder, 1)
+    every = [*files.read_manifest(path)["files"], "manifest.json"]
+    file = path / data.draw(st.sampled_from(every))
+    original = file.read_bytes()
+    changed = data.draw(st.one_of(st.binary(max_size=300), st.just(original[:-1]), st.just(original + b" \n")))
+    try:
+        file.write_bytes(changed)
+        if changed in (original, original + b" \n") and (file.name == "manifest.json" or changed == original):
+            files.verify(path)
+        else:
+            with pytest.raises(CheckpointError, match="damaged"):
+                files.verify(path)
+    finally:
+        file.write_bytes(original)
+
+
+def test_a_write_that_fails_leaves_the_checkpoints_before_it_and_no_trace(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path, 2)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(
+            CheckpointError, match=r"iteration 3 could not be written to .*No space left on device.*MB free"
+        ) as caught,
+        Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as writing,
+    ):
+        writing.save(3, state(3), {}, {})
+    assert caught.value.__notes__ == [
+        f"the newest complete checkpoint is {tmp_path / '000002'}: continue with --resume auto"
+    ]
+    assert names(tmp_path) == ["000001", "000002"]
+    assert (checkpoints.newest_sound(pytest.fail) or pytest.fail("none"))[0].name == "000002"
+
+
+def test_a_disk_that_takes_no_more_bytes_fails_the_write_and_nothing_else(tmp_path):
+    """A real failure inside Orbax: the process may not write files beyond 4 kB (RLIMIT_FSIZE)."""
+    saved(tmp_path, 2)
+    large = state(3) | {"large": jnp.ones(100_000)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with (
+            pytest.raises(
+                CheckpointError, match=r"iteration 3 could not be written to .*: File too large \(.*needs 0.4 MB\)"
+            ),
+            Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as writing,
+        ):
+            writing.save(3, large, {}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == ["000001", "000002"]
+    assert files.verify(tmp_path / "000002")["note"] == "number 2"
+
+
+def test_a_half_written_checkpoint_is_never_picked_and_is_cleared(tmp_path):
+    checkpoints = saved(tmp_path, 1)
+    (tmp_path / "000001").rename(tmp_path / ".unfinished-000002")
+    assert checkpoints.newest_sound(pytest.fail) is None
+    files.clear_leftovers(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_state_of_another_shape_is_refused_by_the_tensor_s_name(tmp_path):
+    saved(tmp_path, 1)
+    path, other = tmp_path / "000001", state()
+    other["params"]["w"] = jnp.zeros((8, 7))
+    with pytest.raises(
+        CheckpointError, match=r"'params/w' has shape \[8, 6\] and dtype float32; this run needs shape \[8, 7\]"
+    ):
+        restore(path, files.verify(path), abstract(other))
+    del other["params"]["w"]
+    with pytest.raises(CheckpointError, match=r"'params/w' .* this run needs nothing of this name"):
+        restore(path, files.verify(path), abstract(other))
+    with pytest.raises(CheckpointError, match=r"'more' is not in the checkpoint"):
+        restore(path, files.verify(path), abstract(state() | {"more": jnp.zeros(2)}))
+
+
+def test_parameters_alone_load_as_weights(tmp_path):
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), abstract_params(TINY))
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best=0))
+    with checkpoints:
+        checkpoints.save(7, init_state(params, config()), {"architecture": dataclasses.asdict(TINY)}, {})
+    architecture, found = load_params(tmp_path / "000007", jnp.float32)
+    assert (
+        architecture == TINY and jax.tree.structure(found) == jax.tree.structure(params) and bits(found) == bits(params)
+    )
+    half = load_params(tmp_path / "000007", jnp.bfloat16)[1]
+    assert bits(half) == bits(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+
+
+def test_state_saved_on_one_device_is_restored_onto_four_and_back(tmp_path):
+    saved(tmp_path, 1)
+    program = textwrap.dedent("""
+        import sys, jax, numpy as np, jax.numpy as jnp
+        from pathlib import Path
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from jax_grpo import checkpoint_files as files
+        from jax_grpo.checkpoint import Checkpoints, content_hash, restore
+        from jax_grpo.config import CheckpointConfig
+        folder = Path(sys.argv[1])
+        content = files.verify(folder / "000001")
+        mesh = Mesh(np.array(jax.devices()), ("data",))
+        rows, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+        like = {"params": {"w": jax.ShapeDtypeStruct((8, 6), jnp.float32, sharding=rows),
+                           "half": jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole)},
+                "beta": jax.ShapeDtypeStruct((), jnp.float32, sharding=whole),
+                "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
+        state = restore(folder / "000001", content, like)
+        assert len(jax.devices()) == 4 and state["params"]["w"].sharding == rows
+        with Checkpoints(folder, CheckpointConfig(keep_best=0)) as checkpoints:
+            checkpoints.save(2, state, {}, {})
+        print(content_hash(state))
+    """)
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.strip() == content_hash(state(1))
+    back = restore(tmp_path / "000002", files.verify(tmp_path / "000002"), abstract(state()))
+    assert bits(back) == bits(state(1))
+
+
+def test_the_manifest_lists_every_file(tmp_path):
+    saved(tmp_path, 1)
+    path = tmp_path / "000001"
+    present = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+    assert present == {*json.loads((path / "manifest.json").read_text())["content"]["files"], "manifest.json"}

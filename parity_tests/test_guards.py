@@ -1,0 +1,220 @@
+"""What goes wrong in long runs stops them with one clear message, or is survived; every fault here is a real one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import config
+
+from jax_grpo import phases as phases_module
+from jax_grpo.config import TaskConfig
+from jax_grpo.out_of_memory import DeviceOutOfMemory, explained, next_micro_batches
+from jax_grpo.phases import Phases, Watchdog
+from jax_grpo.run_folder import RunFolder, RunFolderError, read_record, record_finish, record_start
+from jax_grpo.tasks.base import Prompt
+from jax_grpo.tasks.checked import RewardError, checked_score
+from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tasks.toy import LengthTask
+
+PROMPTS = [Prompt(f"prompt {i}", 0) for i in range(4)]
+TEXTS = ["a", "bb", "ccc", "dddd"]
+
+
+class Broken(LengthTask):
+    """The length toy with a score of the test's."""
+
+    def __init__(self, score):
+        super().__init__(TaskConfig(name="length"))
+        self.score = score  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def one_raises(prompts, completions):
+    if "ccc" in completions:
+        raise KeyError("no such label")
+    return {"length": np.zeros(len(completions))}
+
+
+def only_the_batch_raises(prompts, completions):
+    if len(completions) > 1:
+        raise ZeroDivisionError("std of a batch")
+    return {"length": np.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (one_raises, "task 'length' raised KeyError: 'no such label'. Sample 2: prompt 'prompt 2', completion 'ccc'"),
+        (only_the_batch_raises, "raised ZeroDivisionError: std of a batch; it does so on the batch of 4, on none of its"),
+        (lambda p, c: None, "score returned None; expected an array for each of length"),
+        (lambda p, c: {"len": [0.0] * 4}, "score returned len; expected an array for each of length"),
+        (lambda p, c: {"length": None}, "reward component 'length' is None; expected 4 numbers. Sample 0: prompt 'prompt 0'"),
+        (lambda p, c: {"length": [0.0, 1.0, None, 0.0]}, "'length' is None; expected a finite number. Sample 2: prompt"),
+        (lambda p, c: {"length": np.array([0.0, np.nan, 0, 0])}, "is np.float64(nan); expected a finite number. Sample 1"),
+        (lambda p, c: {"length": [0.0, 1.0, 2.0, float("inf")]}, "inf); expected a finite number. Sample 3: prompt 'prompt 3'"),
+        (lambda p, c: {"length": np.zeros(3)}, "has shape (3,); expected one number for each of the 4 samples"),
+        (lambda p, c: {"length": 0.0}, "has shape (); expected one number for each of the 4 samples"),
+        (lambda p, c: {"length": ["a", 0.0, 0.0, 0.0]}, "is np.str_('a'); expected a finite number. Sample 0"),
+    ],
+)  # fmt: skip
+def test_a_reward_that_is_no_reward_stops_the_run_and_names_the_sample(score, message):
+    with pytest.raises(RewardError, match=re.escape(message)):
+        checked_score(Broken(score), PROMPTS, TEXTS)
+
+
+def test_good_rewards_pass_as_they_are_and_the_engine_s_own_error_stays_its_own():
+    good = LengthTask(TaskConfig(name="length", length_cap=4))
+    assert checked_score(good, PROMPTS, TEXTS)["length"].tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert (
+        checked_score(Broken(lambda p, c: {"length": [True, 1, 2.5, np.int64(3)]}), PROMPTS, TEXTS)["length"].dtype
+        == np.float32
+    )
+
+    def dead(prompts, completions):
+        raise EngineError("stockfish failed 3 times")
+
+    with pytest.raises(EngineError, match="failed 3 times"):
+        checked_score(Broken(dead), PROMPTS, TEXTS)
+
+
+def test_out_of_memory_names_the_program_and_a_micro_batch_that_is_smaller():
+    tiny = config(update={"micro_batches": 2})
+    phases = Phases()
+    with (
+        pytest.raises(DeviceOutOfMemory, match=r"the update program does not fit on cpu \(it asked for .*GB more\).*"
+                      r"Its micro-batch has 8 completions: set update.micro_batches 4 \(now 2\) for 4,") as caught,
+        explained(phases, tiny),
+    ):  # fmt: skip
+        phases.run("update", lambda: jnp.zeros((1 << 24, 1 << 24)))  # a petabyte
+    print(caught.value)
+    with (
+        pytest.raises(
+            DeviceOutOfMemory, match=r"the rollout program .*prompts.per_iteration 4 x rollout.group_size 4 = 16 comp"
+        ),
+        explained(phases, tiny),
+    ):
+        phases.run("rollout", lambda: jnp.zeros((1 << 24, 1 << 24)))
+    with pytest.raises(ZeroDivisionError), explained(phases, tiny):
+        phases.run("update", lambda: 1 // 0)
+
+
+def test_the_micro_batch_that_is_advised_is_one_the_config_takes():
+    parts, found = 1, []
+    while (
+        more := next_micro_batches(config(prompts={"per_iteration": 6}, update={"micro_batches": parts}))
+    ) is not None:
+        found.append(parts := more)
+    assert found == [2, 3, 6, 12, 24], "6 prompts x 4 completions: whole groups, then halves and quarters of one"
+
+
+def test_the_watchdog_speaks_during_a_hang_once_and_names_the_phase(monkeypatch):
+    monkeypatch.setattr(phases_module, "LEAST_S", 0.2)
+    monkeypatch.setattr(phases_module, "CHECK_S", 0.01)
+    said: list[str] = []
+    heard = []
+    with Watchdog(said.append) as watchdog:
+        for iteration in range(5):
+            watchdog.begin(iteration).run("update", lambda: time.sleep(0.02))
+            watchdog.end()
+        assert said == []
+        phases = watchdog.begin(5)
+        phases.run("rollout", lambda: time.sleep(0.02))
+        phases.run("reward", lambda: (time.sleep(0.5), heard.append(len(said))))
+        watchdog.end()
+    assert heard == [1], "it spoke before the phase was over"
+    assert len(said) == 1 and re.match(
+        r"watchdog: iteration 5 has taken 0\.\d s so far, \d+ times the median 0\.0", said[0]
+    )
+    assert "it is in phase 'reward' since" in said[0]
+
+
+def test_two_runs_in_one_folder_are_refused_and_a_killed_run_s_lock_is_not(tmp_path):
+    program = f"from jax_grpo.run_folder import RunFolder\nwith RunFolder({str(tmp_path)!r}): print('locked', flush=True); input()"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    with pytest.raises(
+        RunFolderError, match=rf"another run is using \(process {holder.pid} on .*choose another run_dir"
+    ):
+        RunFolder(tmp_path).__enter__()
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    assert f"process {holder.pid}" in (tmp_path / "run.lock").read_text(), "the stale lock file is there"
+    with RunFolder(tmp_path) as folder:
+        assert f"process {os.getpid()} " in (folder / "run.lock").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    nobody = 65534
+    root = os.geteuid() == 0
+    if root:  # root may write anywhere: be nobody for the attempt
+        for path in (tmp_path, *tmp_path.parents[:2]):
+            path.chmod(path.stat().st_mode | 0o055)
+        os.seteuid(nobody)
+    try:
+        with pytest.raises(
+            RunFolderError, match=r"run_dir is '.*closed.*', which cannot be written \(Permission denied\)"
+        ):
+            RunFolder(tmp_path / "closed" / "run").__enter__()
+        with pytest.raises(RunFolderError, match=r"cannot be written \(Permission denied\); give a folder that can"):
+            RunFolder(tmp_path / "closed").__enter__()
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_run_json_tells_every_start_and_survives_being_damaged(tmp_path):
+    resolved = config().resolved_yaml()
+    record_start(tmp_path, resolved, "python -m jax_grpo.train --config c.yaml", 0)
+    record_start(tmp_path, resolved, "python -m jax_grpo.train --config c.yaml --resume auto", 7)
+    record_finish(tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert [start["from_iteration"] for start in record["starts"]] == [0, 7] and record["finished"]
+    first = record["starts"][0]
+    assert (
+        first["packages"]["jax"] == jax.__version__
+        and first["hardware"]["devices"] == ["cpu"]
+        and first["hardware"]["cores"]
+    )
+    assert len(first["config_sha256"]) == 64 and first["command"].endswith("--config c.yaml")
+    assert first["git"] is None or re.fullmatch("[0-9a-f]{40}", first["git"]["commit"])
+    (tmp_path / "run.json").write_text("{cut")
+    assert read_record(tmp_path)["starts"] == []
+    record_start(tmp_path, resolved, None, 9)
+    assert len(read_record(tmp_path)["starts"]) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_first_signal_asks_and_a_second_one_ends(number):
+    program = """
+import time
+from jax_grpo.stop_signals import StopSignals
+with StopSignals() as stop:
+    print("ready", flush=True)
+    while not stop.requested:
+        time.sleep(0.01)
+    print("asked", flush=True)
+    time.sleep(60)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    for expected in ("ready\n", "asked\n"):
+        assert process.stdout.readline() == expected
+        process.send_signal(number)
+    error = process.communicate(timeout=10)[1]
+    assert process.returncode == -number, "ended by the signal itself"
+    assert f"{number.name}: finishing this iteration, then saving; once more to quit at once" in error
