@@ -1,15 +1,53 @@
-"""Where a run's numbers go: `metrics.jsonl` (one object per record, strict JSON), TensorBoard and, if asked, W&B."""
+"""Where a run's numbers go: `metrics.jsonl` (one object per record, strict JSON), TensorBoard and, if asked, W&B.
+
+Beside it `histograms.jsonl` (reward components over time) and `samples.jsonl` (completions), which the report draws.
+"""
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
+import jax
 import numpy as np
 from tensorboardX import SummaryWriter
 
 from jax_grpo.config import Config, ConfigError
+
+HISTOGRAM_BINS = 10
+
+
+def distinct_share(completions: Sequence[str], group_size: int) -> float:
+    """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
+    groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
+    return float(np.mean([len(set(group)) / len(group) for group in groups]))
+
+
+def peak_memory() -> dict[str, float]:
+    """Most memory held so far, in bytes: of this process, and of the device where it keeps count (a CPU does not)."""
+    out: dict[str, float] = {}
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        out["memory/host_peak_bytes"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in statistics:
+        out["memory/device_peak_bytes"] = float(statistics["peak_bytes_in_use"])
+    return out
+
+
+def histogram(values_B: np.ndarray) -> dict:
+    """`{"low", "high", "counts"}` of the finite values: equal bins over [0, 1], or wider where a value lies outside."""
+    finite = np.asarray(values_B, np.float64)[np.isfinite(values_B)]
+    low, high = float(min([0.0, *finite])), float(max([1.0, *finite]))
+    counts, _ = np.histogram(finite, HISTOGRAM_BINS, (low, high))
+    return {"low": low, "high": high, "counts": counts.tolist()}
 
 
 class MetricsLog:
@@ -21,6 +59,8 @@ class MetricsLog:
 
     def __init__(self, run_dir: Path, config: Config):
         self._file = (run_dir / "metrics.jsonl").open("w", encoding="utf-8")
+        self._histograms = (run_dir / "histograms.jsonl").open("w", encoding="utf-8")
+        self._samples = (run_dir / "samples.jsonl").open("w", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(run_dir / "tensorboard")) if config.logging.tensorboard else None
         self._wandb = _start_wandb(run_dir, config) if config.logging.wandb != "off" else None
 
@@ -28,7 +68,8 @@ class MetricsLog:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
+        for file in (self._file, self._histograms, self._samples):
+            file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
         if self._wandb is not None:
@@ -49,10 +90,21 @@ class MetricsLog:
             self._wandb.log(finite, step=step)
 
     def histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
-        """Distributions by name, to TensorBoard; a mean hides a component that is 0 or 1 and never between."""
+        """Distributions by name, to a file and TensorBoard; a mean hides a component that is 0 or 1 and never between."""
+        counted = {name: histogram(array) for name, array in values.items()}
+        _append(self._histograms, {"iteration": iteration, "histograms": counted})
         if self._tensorboard is not None:
             for name, array in values.items():
                 self._tensorboard.add_histogram(name, array, iteration)
+
+    def samples(self, iteration: int, rows: Sequence[Mapping]) -> None:
+        """Completions to keep, see `samples.sample_rows`."""
+        _append(self._samples, {"iteration": iteration, "samples": list(rows)})
+
+
+def _append(file: TextIO, record: Mapping) -> None:
+    file.write(json.dumps(record, allow_nan=False) + "\n")
+    file.flush()
 
 
 def _start_wandb(run_dir: Path, config: Config):

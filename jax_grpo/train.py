@@ -20,11 +20,13 @@ from jax_grpo.batch import Batch, GroupedTokens, cut, record, take
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
 from jax_grpo.evaluate import Evaluation, Evaluator
+from jax_grpo.health import HealthLog
 from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
-from jax_grpo.metrics import MetricsLog
+from jax_grpo.metrics import MetricsLog, distinct_share, peak_memory
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.rollout import PROMPT_MULTIPLE, Rollout, decode_completions, encode_prompts, make_generate
+from jax_grpo.samples import sample_rows
 from jax_grpo.sampling import Sampling
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import Prompt, Task, total_reward
@@ -242,7 +244,9 @@ class Trainer:
         out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
         out["completion_length/mean"] = float(lengths_B.mean())
         out["truncated_fraction"] = float(1 - stopped_B.mean())
-        out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total}
+        out["completions/distinct"] = distinct_share(scored.completions, group)
+        out["ratio/first_deviation"] = float(steps[0]["ratio/deviation"])
+        out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out
 
@@ -278,6 +282,7 @@ def train(config: Config) -> Path:
         console.note(
             f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"
         )
+        health = HealthLog(run_dir, config, trainer.task.component_weights, console.warning)
         for iteration in range(config.iterations):
             if evaluator and (iteration == 0 or (every and iteration % every == 0)):
                 evaluation = evaluator(trainer.state.params)
@@ -287,8 +292,13 @@ def train(config: Config) -> Path:
             log.write(metrics)
             log.histograms(iteration, {f"reward/{name}": values for name, values in scored.components.items()})
             console.iteration(metrics)
+            health(metrics)
             if config.logging.samples_every and iteration % config.logging.samples_every == 0:
                 console.samples(samples(scored, config.logging.samples))
+                log.samples(
+                    iteration,
+                    sample_rows(scored.prompts, scored.completions, scored.rewards_B, scored.components, config),
+                )
             if iteration < config.record_batches:
                 folder = run_dir / "batches"
                 folder.mkdir(exist_ok=True)
