@@ -1,5 +1,6 @@
 """The report: whole, self-contained, safe with any text, clear about broken folders, and drawn without errors by a browser."""
 
+import html
 import json
 import re
 import shutil
@@ -154,7 +155,7 @@ seen.tip = document.querySelector("[data-chart=Reward] .tip").textContent;
 seen.together = [...document.querySelectorAll(".cursor")].filter((n) => n.style.visibility === "visible").length;
 chart.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
 seen.next = document.querySelector("[data-chart=Reward] .tip").textContent;
-document.body.dataset.seen = encodeURIComponent(JSON.stringify(seen));
+parent.document.body.dataset.seen = encodeURIComponent(JSON.stringify(seen));
 }</script></body>"""
 
 
@@ -163,9 +164,12 @@ document.body.dataset.seen = encodeURIComponent(JSON.stringify(seen));
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_draws_every_chart_without_an_error(width, dark, tmp_path):
     page = render([run_folder(tmp_path / "a"), run_folder(tmp_path / "b", beta="0.2")])
-    (tmp_path / "page.html").write_text(page.replace("</body>", PROBE), encoding="utf-8")
+    # in a frame: a window of a desktop Chromium cannot be narrower than 500 pixels
+    inside = html.escape(page.replace("</body>", PROBE))
+    frame = f'<!doctype html><body style="margin:0"><iframe style="width:{width}px;height:900px;border:0" srcdoc="{inside}"></iframe>'
+    (tmp_path / "page.html").write_text(frame, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=2000"]
-    options += [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}", *["--force-dark-mode"] * dark]
+    options += ["--window-size=1300,900", f"--user-data-dir={tmp_path / 'profile'}", *["--force-dark-mode"] * dark]
     command = [str(CHROMIUM), *options, "--dump-dom", (tmp_path / "page.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
