@@ -166,7 +166,8 @@ def test_a_browser_draws_every_chart_without_an_error(width, dark, tmp_path):
     page = render([run_folder(tmp_path / "a"), run_folder(tmp_path / "b", beta="0.2")])
     # in a frame: a window of a desktop Chromium cannot be narrower than 500 pixels
     inside = html.escape(page.replace("</body>", PROBE))
-    frame = f'<!doctype html><body style="margin:0"><iframe style="width:{width}px;height:900px;border:0" srcdoc="{inside}"></iframe>'
+    style = f"width:{width}px;height:900px;border:0"
+    frame = f'<!doctype html><body style="margin:0"><iframe style="{style}" srcdoc="{inside}"></iframe>'
     (tmp_path / "page.html").write_text(frame, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=2000"]
     options += ["--window-size=1300,900", f"--user-data-dir={tmp_path / 'profile'}", *["--force-dark-mode"] * dark]
