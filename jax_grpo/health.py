@@ -25,6 +25,7 @@ FAR_FROM_REFERENCE = 3.0
 MISMATCH = 0.05  # nats per token between sampling and training log-probabilities; bfloat16 rounding stays below
 # Ratio of the first optimiser step on fresh completions, mean |ratio - 1|: rounding of two programs, by compute dtype.
 RATIO_TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.05}
+FALL_IN_DEVIATIONS, FALL_IN_SPAN = 0.75, 0.05  # of the reward: of its first standard deviation, of its whole range
 VANISHED = 1e-6  # share of the peak learning rate
 
 
@@ -205,10 +206,12 @@ def entropy_collapse(run: Run) -> Sickness | None:
 
 
 def falling_reward(run: Run) -> Sickness | None:
-    """The policy is worse than at the start by more than half a standard deviation of the rewards."""
-    start, spread = number(run.history[0], "reward/mean"), number(run.history[0], "reward/std")
-    now = run.last("reward/mean")
-    if len(run.history) > WINDOW and sum(now) / len(now) < start - spread / 2:
+    """The policy has become much worse than it was, by the spread of its first rewards and by what the weights span."""
+    start, now = number(run.history[0], "reward/mean"), run.last("reward/mean")
+    spread = max(number(record, "reward/std") for record in run.history[:WINDOW])
+    span = sum(abs(weight) for weight in run.weights.values())
+    least = max(FALL_IN_DEVIATIONS * spread, FALL_IN_SPAN * span)
+    if len(run.history) > WINDOW and sum(now) / len(now) < start - least:
         return Sickness(
             f"the mean reward fell from {start:.3g} to {now[-1]:.3g}: training destroys the policy; lower "
             "update.learning_rate, or raise kl.beta"

@@ -28,7 +28,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
     Returns:
         `name`, `path`; `step`: iterations a point stands for; `iterations` [N] and `series` (metric -> [N], null where
-        missing); `evaluations` (metric -> [[iteration, value]]); `histograms` (component -> low, high, iterations, shares
+        missing); `evaluations` (metric -> [[iteration, value]]); `histograms` (component -> low, high, iterations, last, shares
         [columns][bins]); `samples` ([{iteration, samples}]); `health` (findings); `config` and `environment` (dotted key
         -> text); `missing`: files that were not there.
 
@@ -153,6 +153,7 @@ def _histograms(records: Sequence[Mapping]) -> dict[str, dict]:
             except (KeyError, TypeError, ValueError) as error:
                 raise ReportError(f"histograms.jsonl: iteration {group[0]['iteration']}, {name}: {error!r}") from error
             entry["iterations"].append(group[0]["iteration"])
+            entry["last"] = group[-1]["iteration"]
             entry["shares"].append(shares)
     return dict(sorted(merged.items()))
 

@@ -30,13 +30,22 @@ const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.l
 
 // ---- curves -------------------------------------------------------------------------------------------------------------------
 
+// All components in one chart; with several runs one chart each, for colour then says the run.
+function componentCharts() {
+  const found = RUNS.flatMap((run) => Object.keys(run.series)).map((name) => name.match(/^reward\/(.+)\/mean$/)).filter(Boolean);
+  const names = [...new Set(found.map((match) => match[1]))].sort();
+  const series = names.map((name) => [`reward/${name}/mean`, name]);
+  if (RUNS.length === 1) return [{ title: "Reward components", unit: "mean before weights", series }];
+  return series.map((one) => ({ title: `Reward: ${one[1]}`, unit: "mean before weights", series: [one] }));
+}
+
 // title, unit, series: [metric, label]; `held`: metrics of the held-out evaluations, drawn as points; `exact`: no noise to smooth
 const CHARTS = [
-  { title: "Reward", unit: "mean of the iteration; points: held-out", series: [["reward/mean", "reward"]],
+  { title: "Reward", unit: "iteration mean; points: held-out", series: [["reward/mean", "reward"]],
     held: [["eval/greedy/reward", "greedy"], ["eval/sampled/reward", "sampled"]] },
-  { title: "Legal moves", unit: "share of completions; points: held-out", series: [["legal_move_rate", "legal"]],
+  { title: "Legal moves", unit: "share; points: held-out", series: [["legal_move_rate", "legal"]],
     held: [["eval/greedy/legal", "greedy"], ["eval/sampled/legal", "sampled"]] },
-  { title: "Reward components", unit: "mean before weights", series: "components" },
+  ...componentCharts(),
   { title: "KL to the reference", unit: "nats per token", series: [["kl/mean", "mean"], ["kl/p95", "95th percentile"]] },
   { title: "Entropy", unit: "nats per token", series: [["entropy", "entropy"]] },
   { title: "Clip fraction", unit: "share of tokens, last step of the iteration", series: [["clip_fraction/low", "low"], ["clip_fraction/high", "high"]] },
@@ -55,8 +64,6 @@ const RESOURCES = [
   { title: "Generation", unit: "tokens per second", series: [["tokens_per_second", "tokens/s"]] },
   { title: "Memory, peak so far", unit: "bytes", exact: true, series: [["memory/host_peak_bytes", "process"], ["memory/device_peak_bytes", "device"]] },
 ];
-const components = (run) => Object.keys(run.series).map((name) => name.match(/^reward\/(.+)\/mean$/)).filter(Boolean).map((m) => m[1]);
-
 const cursors = []; // of every chart: moved together
 let smoothing = 0.8;
 
@@ -64,18 +71,17 @@ let smoothing = 0.8;
 function linesOf(spec) {
   const lines = [];
   RUNS.forEach((run, r) => {
-    const series = spec.series === "components" ? components(run).map((name) => [`reward/${name}/mean`, name]) : spec.series;
-    series.forEach(([metric, label], m) => {
+    const many = RUNS.length > 1;
+    spec.series.forEach(([metric, label], m) => {
       const values = run.series[metric];
       if (!values || !known(values).length) return;
-      const many = RUNS.length > 1;
-      lines.push({ label: many ? `${runName(run)}${series.length > 1 ? " " + label : ""}` : label, color: color(many ? r : m),
+      lines.push({ label: many ? `${runName(run)}${spec.series.length > 1 ? " " + label : ""}` : label, color: color(many ? r : m),
         dash: many ? DASHES[m % 4] : "", x: run.iterations, y: values, dots: false });
     });
     (spec.held || []).forEach(([metric, label], h) => {
       const points = run.evaluations[metric];
-      if (points) lines.push({ label: `held-out ${label}${RUNS.length > 1 ? " " + runName(run) : ""}`, color: color(RUNS.length > 1 ? r : h + 1),
-        dash: "", x: points.map((p) => p[0]), y: points.map((p) => p[1]), dots: true });
+      if (points) lines.push({ label: `${many ? runName(run) + " " : ""}held-out ${label}`, color: color(many ? r : h + 1), dash: "",
+        x: points.map((p) => p[0]), y: points.map((p) => p[1]), dots: true, filled: h === 0 });
     });
   });
   return lines;
@@ -128,7 +134,7 @@ function chart(spec) {
     drawn.replaceChildren();
     for (const line of lines) {
       if (line.dots) {
-        line.y.forEach((v, i) => drawn.append(make("svg:circle", { cx: X(line.x[i]), cy: Y(v), r: 4, style: `fill:var(--card);stroke:${line.color};stroke-width:2` })));
+        line.y.forEach((v, i) => drawn.append(make("svg:circle", { cx: X(line.x[i]), cy: Y(v), r: 4, style: `fill:${line.filled ? line.color : "var(--card)"};stroke:${line.color};stroke-width:2` })));
         continue;
       }
       const smoothed = smoothing > 0 && line.y.length > 20 && !spec.exact;
@@ -142,8 +148,9 @@ function chart(spec) {
   const tip = make("div", { class: "tip", role: "status" });
   const card = make("figure", { class: "card chart", style: "margin:0", "data-chart": spec.title },
     make("figcaption", {}, make("h3", {}, spec.title + " ", make("span", { class: "unit" }, spec.unit))), svg, tip);
-  if (lines.length > 1) card.append(make("div", { class: "legend" }, ...lines.map((line) =>
-    make("span", {}, make("i", { style: `border-color:${line.color};border-top-style:${line.dots ? "dotted" : line.dash ? "dashed" : "solid"}` }), line.label))));
+  const mark = (line) => line.dots ? make("b", { style: `border-color:${line.color};background:${line.filled ? line.color : "none"}` })
+    : make("i", { style: `border-color:${line.color};border-top-style:${line.dash ? "dashed" : "solid"}` });
+  if (lines.length > 1) card.append(make("div", { class: "legend" }, ...lines.map((line) => make("span", {}, mark(line), line.label))));
   const place = (iteration) => {
     const hidden = iteration === null || iteration < x0 || iteration > x1;
     cursor.style.visibility = hidden ? "hidden" : "visible";
@@ -215,7 +222,7 @@ function heatmap(run, name, data) {
   canvas.addEventListener("pointerleave", () => { tip.style.visibility = "hidden"; });
   return make("figure", { class: "card chart", style: "margin:0", "data-histogram": name },
     make("figcaption", {}, make("h3", {}, name.replace(/^reward\//, "") + " ", make("span", { class: "unit" }, `${RUNS.length > 1 ? runName(run) + ", " : ""}${show(data.low)} (bottom) to ${show(data.high)} (top)`))),
-    canvas, tip, make("div", { class: "ends" }, make("span", {}, `iteration ${data.iterations[0]}`), make("span", {}, String(data.iterations[columns - 1]))));
+    canvas, tip, make("div", { class: "ends" }, make("span", {}, `iteration ${data.iterations[0]}`), make("span", {}, String(data.last))));
 }
 
 // ---- completions ------------------------------------------------------------------------------------------------------------------
