@@ -154,6 +154,13 @@ def test_position_files_are_read_or_refused_with_their_name(suffix, whole, data,
         assert str(path) in str(error)
 
 
+def test_a_game_whose_variations_do_not_close_is_named(tmp_path):
+    # found by the test above: python-chess ends with a bare IndexError
+    (tmp_path / "game.pgn").write_text(PGN.replace("(1... Kh6", "1... Kh6"))
+    with pytest.raises(PositionFileError, match=r"game\.pgn: game 1: brackets of variations do not match"):
+        read_positions(tmp_path / "game.pgn")
+
+
 @bounded
 @given(text=damaged(QUICKSTART))
 def test_any_config_file_is_loaded_or_refused_with_its_name(text, tmp_path):
