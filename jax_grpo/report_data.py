@@ -56,7 +56,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         "iterations": [record["iteration"] for record in training][::step],
         "series": _series(training, step),
         "evaluations": _evaluations(records),
-        "histograms": _histograms(_optional(folder / "histograms.jsonl")),
+        "histograms": _histograms(folder / "histograms.jsonl"),
         "samples": _samples(_optional(folder / "samples.jsonl")),
         "health": [
             {"iteration": finding.get("iteration"), "line": str(finding.get("line", ""))}
@@ -107,7 +107,7 @@ def _once(records: Iterable[Mapping]) -> list[Mapping]:
 
 def _number(value: Any) -> float | None:
     """Five significant digits of a finite number; anything else is null."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300 or math.isnan(value):
         return None
     return float(f"{value:.5g}")
 
@@ -135,31 +135,44 @@ def _evaluations(records: Sequence[Mapping]) -> dict[str, list[tuple[int, float]
     return {name: sorted(by_iteration.items()) for name, by_iteration in points.items()}
 
 
-def _histograms(records: Sequence[Mapping]) -> dict[str, dict]:
+def _histograms(path: Path) -> dict[str, dict]:
     """Shares of completions by value and time; neighbouring iterations are added up to at most `COLUMNS` columns."""
-    records = _once(records)
-    stride = -(-len(records) // COLUMNS)
+    records = _once(_optional(path))
+    stride = max(-(-len(records) // COLUMNS), 1)
     merged: dict[str, dict] = {}
-    for start in range(0, len(records), max(stride, 1)):
+    for start in range(0, len(records), stride):
         group = records[start : start + stride]
         for name in {name for record in group for name in _mapping(record.get("histograms"))}:
-            counted = [one for record in group if (one := _mapping(_mapping(record.get("histograms")).get(name)))]
-            try:
-                low, high = min(one["low"] for one in counted), max(one["high"] for one in counted)
-                total = [sum(column) for column in zip(*(one["counts"] for one in counted), strict=True)]
-                shares = [round(count / max(sum(total), 1), 4) for count in total]
-                entry = merged.setdefault(name, {"low": low, "high": high, "iterations": [], "shares": []})
-                entry["low"], entry["high"] = min(low, entry["low"]), max(high, entry["high"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ReportError(f"histograms.jsonl: iteration {group[0]['iteration']}, {name}: {error!r}") from error
+            where = f"{path}: iterations {group[0]['iteration']} to {group[-1]['iteration']}, {name}"
+            present = [record["histograms"] for record in group if name in _mapping(record.get("histograms"))]
+            low, high, shares = _added([_mapping(histograms[name]) for histograms in present], where)
+            entry = merged.setdefault(name, {"low": low, "high": high, "iterations": [], "shares": []})
+            entry["low"], entry["high"] = min(low, entry["low"]), max(high, entry["high"])
             entry["iterations"].append(group[0]["iteration"])
             entry["last"] = group[-1]["iteration"]
             entry["shares"].append(shares)
     return dict(sorted(merged.items()))
 
 
+def _added(histograms: Sequence[Mapping], where: str) -> tuple[float, float, list[float]]:
+    """Lowest and highest edge, and the shares of all completions by bin."""
+    edges = [number for one in histograms for edge in ("low", "high") if (number := _number(one.get(edge))) is not None]
+    counts = [[number for c in _list(one.get("counts")) if (number := _number(c)) is not None] for one in histograms]
+    complete = len(edges) == 2 * len(histograms) and len({len(bins) for bins in counts}) == 1 and counts[0]
+    if not complete:
+        raise ReportError(
+            f"{where}: {str(histograms[0])[:100]}; expected low, high and counts, as many in each iteration"
+        )
+    total = [sum(column) for column in zip(*counts, strict=True)]
+    return min(edges), max(edges), [round(count / (sum(total) or 1), 4) for count in total]
+
+
 def _mapping(value: Any) -> Mapping:
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list:
+    return value if isinstance(value, list) else []
 
 
 def _samples(records: Sequence[Mapping]) -> list[dict]:
@@ -167,7 +180,7 @@ def _samples(records: Sequence[Mapping]) -> list[dict]:
     last = len(records) - 1
     places = sorted({round(i * last / (SAMPLED_ITERATIONS - 1)) for i in range(SAMPLED_ITERATIONS)}) if records else []
     return [
-        {"iteration": records[i]["iteration"], "samples": [_sample(s) for s in records[i].get("samples") or []]}
+        {"iteration": records[i]["iteration"], "samples": [_sample(s) for s in _list(records[i].get("samples"))]}
         for i in places
     ]
 

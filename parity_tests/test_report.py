@@ -119,7 +119,7 @@ def test_boards_show_both_moves_and_say_what_they_are():
         (lambda run: (run / "run.json").write_bytes(b"\xff"), "run.json: not readable JSON"),
         (
             lambda run: (run / "histograms.jsonl").write_text('{"iteration": 5, "histograms": {"x": {"low": 0}}}\n'),
-            "histograms.jsonl: iteration 5, x: KeyError",
+            "histograms.jsonl: iterations 5 to 5, x: .*; expected low, high and counts",
         ),
     ],
 )  # fmt: skip
