@@ -107,6 +107,7 @@ def _read(path: str) -> tuple[dict, dict[str, int]]:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else path
         reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "problem", None) or error
+        reason = " ".join(str(reason).split())  # some of PyYAML's take two lines
         raise ConfigError(f"{where}: not valid YAML ({reason})") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, found {show(values)}")

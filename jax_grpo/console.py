@@ -54,6 +54,9 @@ class Console:
     def note(self, text: str) -> None:
         self._rich.print(Text(text), soft_wrap=True)  # a wrapped command cannot be copied
 
+    def warning(self, text: str) -> None:
+        self._rich.print(Text(text, style="bold yellow"))
+
     def iteration(self, metrics: Mapping[str, float]) -> None:
         """One table row; the heading comes again every `HEADER_EVERY` rows."""
         if self._rows % HEADER_EVERY == 0:

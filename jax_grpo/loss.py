@@ -77,6 +77,8 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
         "policy_loss": jnp.sum(weights_BS * policy_loss_BS),
         "entropy": objective.masked_mean(entropy_BS, mask_BS),
         "ratio/mean": objective.masked_mean(rho_BS, mask_BS),
+        # Stale old log-probabilities leave the mean at 1 (the policy that sampled averages it to 1), but not this.
+        "ratio/deviation": objective.masked_mean(jnp.abs(rho_BS - 1), mask_BS),
         "clip_fraction/low": objective.masked_mean(low_BS, mask_BS),
         "clip_fraction/high": objective.masked_mean(high_BS, mask_BS),
     }

@@ -1,13 +1,19 @@
-"""Where a run's numbers go: `metrics.jsonl` (one object per record, strict JSON), TensorBoard and, if asked, W&B."""
+"""Where a run's numbers go: `metrics.jsonl` (one object per record, strict JSON), TensorBoard and, if asked, W&B.
+
+Beside it `histograms.jsonl` (reward components over time) and `samples.jsonl` (completions), which the report draws.
+"""
 
 import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
+import jax
 import numpy as np
 
 from jax_grpo.config import Config, ConfigError
@@ -16,6 +22,39 @@ from jax_grpo.tensorboard import EventFile
 
 class MetricsError(RuntimeError):
     """The metrics file cannot be written or continued; the message names it and what to do."""
+
+
+HISTOGRAM_BINS = 10
+
+
+def distinct_share(completions: Sequence[str], group_size: int) -> float:
+    """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
+    groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
+    return float(np.mean([len(set(group)) / len(group) for group in groups]))
+
+
+def peak_memory() -> dict[str, float]:
+    """Most memory held so far, in bytes: of this process, and of the device where it keeps count (a CPU does not)."""
+    out: dict[str, float] = {}
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        out["memory/host_peak_bytes"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in statistics:
+        out["memory/device_peak_bytes"] = float(statistics["peak_bytes_in_use"])
+    return out
+
+
+def histogram(values_B: np.ndarray) -> dict:
+    """`{"low", "high", "counts"}` of the finite values: equal bins over [0, 1], or wider where a value lies outside."""
+    finite = np.asarray(values_B, np.float64)[np.isfinite(values_B)]
+    low, high = float(min([0.0, *finite])), float(max([1.0, *finite]))
+    counts, _ = np.histogram(finite, HISTOGRAM_BINS, (low, high))
+    return {"low": low, "high": high, "counts": counts.tolist()}
 
 
 class MetricsLog:
@@ -42,13 +81,15 @@ class MetricsLog:
         # without a purge step TensorBoard shows the records after the checkpoint twice
         purge = first_iteration if keep_bytes else None
         self._tensorboard = EventFile(run_dir / "tensorboard", purge) if config.logging.tensorboard else None
+        self._histograms = _continued(run_dir / "histograms.jsonl", first_iteration)
+        self._samples = _continued(run_dir / "samples.jsonl", first_iteration)
         self._wandb = _start_wandb(run_dir, config) if config.logging.wandb != "off" else None
 
     def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for file in (self._file, self._tensorboard):
+        for file in (self._file, self._histograms, self._samples, self._tensorboard):
             with contextlib.suppress(OSError):  # what a full disk did not take was reported when it was written
                 if file is not None:
                     file.close()
@@ -78,9 +119,11 @@ class MetricsLog:
         return os.fstat(self._file.fileno()).st_size  # tell() is stale until the first write after a truncation
 
     def histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
-        """Distributions by name, to TensorBoard; a mean hides a component that is 0 or 1 and never between."""
-        if self._tensorboard is not None:
-            with self._naming_a_full_disk():
+        """Distributions by name, to a file and TensorBoard; a mean hides a component that is 0 or 1 and never between."""
+        counted = {name: histogram(array) for name, array in values.items()}
+        with self._naming_a_full_disk():
+            _append(self._histograms, {"iteration": iteration, "histograms": counted})
+            if self._tensorboard is not None:
                 self._tensorboard.histograms(values, iteration)
 
     @contextlib.contextmanager
@@ -91,6 +134,23 @@ class MetricsLog:
             raise MetricsError(
                 f"{self.path.parent} takes no more metrics: {error.strerror}; make room and resume"
             ) from error
+
+    def samples(self, iteration: int, rows: Sequence[Mapping]) -> None:
+        """Completions to keep, see `samples.sample_rows`."""
+        with self._naming_a_full_disk():
+            _append(self._samples, {"iteration": iteration, "samples": list(rows)})
+
+
+def _continued(path: Path, first_iteration: int) -> TextIO:
+    """The file with its records before `first_iteration`, open for more; a line that a kill cut short is dropped."""
+    kept = [record for record in read_metrics(path) if record["iteration"] < first_iteration] if path.exists() else []
+    path.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    return path.open("a", encoding="utf-8")
+
+
+def _append(file: TextIO, record: Mapping) -> None:
+    file.write(json.dumps(record, allow_nan=False) + "\n")
+    file.flush()
 
 
 def _start_wandb(run_dir: Path, config: Config):

@@ -7,6 +7,7 @@ Columns: `fen` (required), and optionally `history`, `moves`, `evaluations` (lis
 import csv
 import difflib
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -165,9 +166,13 @@ class _QuietBuilder(chess.pgn.GameBuilder):
 def _read_pgn(path: Path) -> Iterator[Position]:
     """Every position of every main line that still has a move to play."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        number = 0
-        while (game := chess.pgn.read_game(file, Visitor=_QuietBuilder)) is not None:
-            number += 1
+        for number in itertools.count(1):
+            try:
+                game = chess.pgn.read_game(file, Visitor=_QuietBuilder)
+            except IndexError as error:  # python-chess's, at a variation that is closed without being opened
+                raise PositionFileError(f"{path}: game {number}: brackets of variations do not match") from error
+            if game is None:
+                return
             if game.errors:
                 raise PositionFileError(f"{path}: game {number}: {game.errors[0]}")
             try:

@@ -26,9 +26,10 @@ from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
 from jax_grpo.evaluate import Evaluation, Evaluator
+from jax_grpo.health import HealthLog
 from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
-from jax_grpo.metrics import MetricsError, MetricsLog
+from jax_grpo.metrics import MetricsError, MetricsLog, distinct_share, peak_memory
 from jax_grpo.out_of_memory import DeviceOutOfMemory, explained
 from jax_grpo.phases import Phases, Watchdog
 from jax_grpo.prompts import PromptDataset, load_positions
@@ -46,6 +47,7 @@ from jax_grpo.resume import (
 )
 from jax_grpo.rollout import PROMPT_MULTIPLE, Rollout, decode_completions, encode_prompts, make_generate
 from jax_grpo.run_folder import RunFolder, record_finish, record_start, write_whole
+from jax_grpo.samples import sample_rows
 from jax_grpo.sampling import Sampling
 from jax_grpo.stop_signals import StopSignals
 from jax_grpo.tasks import TASKS
@@ -286,7 +288,9 @@ class Trainer:
         out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
         out["completion_length/mean"] = float(lengths_B.mean())
         out["truncated_fraction"] = float(1 - stopped_B.mean())
-        out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total}
+        out["completions/distinct"] = distinct_share(scored.completions, group)
+        out["ratio/first_deviation"] = float(steps[0]["ratio/deviation"])
+        out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out
 
@@ -373,6 +377,7 @@ def run_iterations(
     def save() -> None:
         checkpoints.save(done, trainer.state, trainer.manifest(done, log.position()), latest)
 
+    health = HealthLog(log.path.parent, config, trainer.task.component_weights, console.warning)
     with Watchdog(console.note) as watchdog:
         while done < config.iterations and not stop.requested:
             if done == 0 or (config.evaluation.every and done % config.evaluation.every == 0):
@@ -383,8 +388,11 @@ def run_iterations(
             log.write(metrics)
             log.histograms(done, {f"reward/{name}": values for name, values in scored.components.items()})
             console.iteration(metrics)
+            health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:
                 console.samples(samples(scored, config.logging.samples))
+                rows = sample_rows(scored.prompts, scored.completions, scored.rewards_B, scored.components, config)
+                log.samples(done, rows)
             if done < config.record_batches:
                 save_batch(log.path.parent / "batches", done, batch, scored, trainer)
             done += 1

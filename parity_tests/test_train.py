@@ -58,6 +58,8 @@ def test_the_length_toy_climbs_to_its_cap_and_stays(in_repository, tmp_path):
         f"reward: start {np.mean(reward[:3]):.2f}, last ten {np.mean(reward[-10:]):.3f}, least of them {min(reward[-10:]):.3f}"
     )
     assert np.mean(reward[:3]) < 0.3 and np.mean(reward[-10:]) > 0.98 and min(reward[-10:]) > 0.95
+    # by then every completion is cut at the cap and earns the same, which is success here
+    assert (run / "health.jsonl").read_text() == "", "a healthy run gives no alarm"
 
 
 def test_a_run_leaves_metrics_weights_config_pictures_and_batches(in_repository, tmp_path, capsys):

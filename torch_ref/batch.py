@@ -81,7 +81,7 @@ def from_arrays(
     Raises:
         BatchError: an array is missing, has another shape, or marks column 0 as completion; names `source`.
     """
-    found = {name: torch.from_numpy(np.asarray(array)).to(device) for name, array in arrays.items()}
+    found = {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
     required = ["input_ids", "attention_mask", "completion_mask"]
     required += [] if "advantages" in found else ["rewards", "group_ids"]
     required += ["stopped"] if config.objective.mask_truncated else []

@@ -189,8 +189,10 @@ def _mean(values_BT: Tensor, mask_BT: Tensor) -> float:
 
 def _term_metrics(parts: list[TokenTerms], mask_BT: Tensor) -> dict[str, float]:
     """Means over trained tokens; the KL's 95th percentile interpolates linearly."""
+    rho_BT = torch.cat([terms.rho_BT for terms in parts])
     metrics = {
-        "ratio/mean": _mean(torch.cat([terms.rho_BT for terms in parts]), mask_BT),
+        "ratio/mean": _mean(rho_BT, mask_BT),
+        "ratio/deviation": _mean((rho_BT - 1).abs(), mask_BT),
         "clip_fraction/low": _mean(torch.cat([terms.clipped_low_BT for terms in parts]), mask_BT),
         "clip_fraction/high": _mean(torch.cat([terms.clipped_high_BT for terms in parts]), mask_BT),
     }

@@ -1,0 +1,63 @@
+"""Completions worth keeping as records: the first of some prompts, with their scores and, for moves, what a board shows.
+
+Pure functions of an iteration's completions. Knows no files.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jax_grpo.config import Config
+from jax_grpo.tasks.base import Prompt
+
+_MOVE = re.compile(r"(?<![a-h0-9])[a-h][1-8][a-h][1-8][qrbn]?(?![a-z0-9])")
+
+
+def sample_rows(
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    rewards_B: np.ndarray,
+    components: Mapping[str, np.ndarray],
+    config: Config,
+) -> list[dict]:
+    """One JSON-ready record for the first completion of each of `logging.samples` prompts.
+
+    Args:
+        prompts: one a completion, groups of `rollout.group_size` together.
+        completions: their texts up to the stop.
+        rewards_B: weighted sums with penalties.
+        components: raw reward components [B] by name.
+        config: `logging.samples`, `rollout.group_size`.
+
+    Returns:
+        Records with `prompt`, `completion`, `reward`, `components`; where the prompt has a position also `fen`,
+        `engine_move` (the labels' first, or null) and `model_move` (the last move written, or null). A number that is not
+        finite is null.
+    """
+    rows = range(0, len(prompts), config.rollout.group_size)
+    return [_row(prompts[i], completions[i], rewards_B[i], {n: v[i] for n, v in components.items()}) for i in rows][
+        : config.logging.samples
+    ]
+
+
+def _row(prompt: Prompt, completion: str, reward: float, components: Mapping[str, float]) -> dict:
+    row = {
+        "prompt": prompt.text,
+        "completion": completion,
+        "reward": _finite(reward),
+        "components": {name: _finite(value) for name, value in components.items()},
+    }
+    if prompt.position is not None:
+        moves = _MOVE.findall(completion) if "legal" in components else []  # other tasks' completions are not moves
+        row |= {
+            "fen": prompt.position.fen,
+            "engine_move": prompt.position.moves[0] if prompt.position.moves else None,
+            "model_move": moves[-1] if moves else None,
+        }
+    return row
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,236 @@
+"""Sick runs are named within ten iterations with the setting to change; healthy ones are left in peace."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_grpo.config import load_config
+from jax_grpo.health import CHECKS, HealthLog, diagnose
+from jax_grpo.metrics import distinct_share, histogram, read_metrics
+from jax_grpo.rollout import PromptTooLong
+from jax_grpo.tasks import TASKS
+from jax_grpo.train import Trainer, train
+
+TOY, QUICK = "configs/length_toy.yaml", "configs/quickstart.yaml"
+TINY = [
+    "--model.num_layers", "1", "--model.hidden_size", "16", "--logging.tensorboard", "false", "--iterations", "10",
+]  # fmt: skip
+SMALL = [
+    "--prompts.per_iteration", "8", "--rollout.group_size", "8", "--update.warmup_steps", "0", "--update.schedule", "constant",
+    "--evaluation.positions", "0", "--logging.tensorboard", "false", "--iterations", "10",
+]  # fmt: skip
+ONE_MOVE = ["--task.name", "policy", "--task.prompt_style", "best_move", "--rollout.max_new_tokens", "4"]
+ONLY_LEGAL = "{legal: 1.0, best_move: 0.0, top_five: 0.0, quality: 0.0, parseable: 0.0, malformed: 0.0}"
+
+
+@pytest.fixture(autouse=True)
+def in_repository(monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def stale(function, params):
+    """A program that is always given the same parameters, whatever it is called with."""
+    return lambda _, *rest: function(params, *rest)
+
+
+def stale_score(trainer: Trainer) -> None:
+    trainer.score = stale(trainer.score, trainer.reference)
+
+
+def stale_rollouts(trainer: Trainer) -> None:
+    trainer.generate = stale(trainer.generate, trainer.reference)
+
+
+def nan_in_one_completion(trainer: Trainer) -> None:
+    score = trainer.task.score
+    row = np.zeros(trainer.config.prompts.per_iteration * trainer.config.rollout.group_size, np.float32)
+    row[3] = np.nan
+    trainer.task.score = lambda prompts, texts: {name: v + row for name, v in score(prompts, texts).items()}
+
+
+# check: config, overrides, what is broken inside (where no setting can break it), what the line must name
+SICK = {
+    "cut_at_the_cap": (TOY, [*TINY, *ONE_MOVE, "--task.prompt_style", "full"], None, "raise rollout.max_new_tokens"),
+    "no_learning_rate": (
+        TOY,
+        [*TINY, "--update.schedule", "cosine", "--update.total_steps", "2"],
+        None,
+        r"set update.total_steps \(now 2\)",
+    ),
+    "nonfinite_reward": (TOY, TINY, nan_in_one_completion, "reward component length is not a finite number"),
+    "wrong_ratio": (
+        TOY,
+        [*TINY, "--update.epochs", "2", "--kl.beta", "0.01", "--update.learning_rate", "0.1"],
+        stale_score,
+        "stale or of other weights.*update.epochs",
+    ),
+    "sampling_mismatch": (
+        TOY,
+        [*TINY, "--kl.beta", "0.01", "--update.learning_rate", "0.1"],
+        stale_rollouts,
+        "objective.mismatch_cap: 2",
+    ),
+    "identical_completions": (TOY, [*TINY, "--rollout.temperature", "0.001"], None, "raise rollout.temperature"),
+    "mostly_clipped": (
+        TOY,
+        [*TINY, "--update.epochs", "16", "--update.learning_rate", "0.1"],
+        None,
+        r"update.epochs \(now 16\)",
+    ),
+    "no_signal": (TOY, [*TINY, *ONE_MOVE, "--task.rewards", ONLY_LEGAL], None, "100% of groups have equal rewards"),
+    "runaway_kl": (
+        TOY,
+        [*TINY, "--update.learning_rate", "0.1", "--kl.beta", "0.001", "--kl.adaptive", "true", "--kl.beta_max", "0.002"],
+        None,
+        "above twice kl.target 0.05.*raise kl.beta_max",
+    ),
+    "entropy_collapse": (TOY, [*TINY, *ONE_MOVE, "--update.learning_rate", "0.3"], None, "raise kl.beta"),
+    "falling_reward": (QUICK, [*SMALL, "--update.learning_rate", "0.01"], None, "lower update.learning_rate"),
+    "constant_component": (
+        QUICK,
+        [*SMALL, "--prompts.source", "selfplay", "--prompts.selfplay_games", "5"],
+        None,
+        r"top_five \(0\), best_move \(0\), quality \(0\).*task.engine",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", SICK)
+def test_a_run_made_sick_is_named_within_ten_iterations(check, tmp_path):
+    path, overrides, break_it, expected = SICK[check]
+    trainer = Trainer(load_config(path, [*overrides, "--run_dir", str(tmp_path)]))
+    if break_it:
+        break_it(trainer)
+    said: list[str] = []
+    health = HealthLog(tmp_path, trainer.config, trainer.task.component_weights, said.append)
+    findings: list[dict] = []
+    for iteration in range(10):
+        health(trainer.iterate(iteration)[0])
+        findings = read_lines(tmp_path / "health.jsonl")
+        if check in [finding["check"] for finding in findings]:
+            break
+    print(*(f"iteration {finding['iteration']}: {finding['line']}" for finding in findings), sep="\n")
+    assert findings and findings[-1]["check"] == check
+    assert said[-1] == f"health: {findings[-1]['line']}" and "\n" not in said[-1]
+    assert re.search(expected, said[-1])
+
+
+def test_a_sick_run_says_so_on_the_console_and_in_its_folder(tmp_path, capsys):
+    path, overrides, _, expected = SICK["cut_at_the_cap"]
+    shown = ["--iterations", "3", "--logging.samples_every", "2", "--logging.samples", "2", "--run_dir", str(tmp_path)]
+    train(load_config(path, [*overrides, *shown]))
+    (finding,) = read_lines(tmp_path / "health.jsonl")
+    assert finding["check"] == "cut_at_the_cap" and finding["iteration"] == 2 and re.search(expected, finding["line"])
+    assert capsys.readouterr().out.replace("\n", "").count("health: ") == 1, "once, not every iteration"
+    # what the report draws
+    histograms = read_lines(tmp_path / "histograms.jsonl")
+    assert len(histograms) == 3 and sum(histograms[1]["histograms"]["reward/malformed"]["counts"]) == 64
+    kept = read_lines(tmp_path / "samples.jsonl")
+    assert [record["iteration"] for record in kept] == [0, 2] and len(kept[0]["samples"]) == 2
+    sample = kept[0]["samples"][0]
+    assert sample["fen"] in sample["prompt"] and sample["engine_move"] and sample["components"]["malformed"] == 1
+
+
+def test_every_check_has_a_sick_run():
+    assert set(SICK) == set(CHECKS)
+
+
+def test_a_prompt_that_would_be_cut_is_refused_with_its_key(tmp_path):
+    trainer = Trainer(load_config(TOY, [*TINY, "--prompts.max_prompt_tokens", "70", "--run_dir", str(tmp_path)]))
+    with pytest.raises(PromptTooLong, match=r"has \d+ tokens; expected 1 to prompts.max_prompt_tokens = 70"):
+        trainer.iterate(0)
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def recorded(path: Path) -> list[dict]:
+    return [record for record in read_metrics(path) if "loss" in record]
+
+
+def weights_of(config) -> dict[str, float]:
+    return dict(TASKS[config.task.name](config.task).component_weights)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_recorded_quickstart_gives_no_alarm_at_any_iteration(seed):
+    records = recorded(Path(f"docs/results/quickstart/metrics_seed{seed}.jsonl"))
+    config = load_config(QUICK)
+    alarms = [diagnose(records[: i + 1], config, weights_of(config)) for i in range(len(records))]
+    assert len(records) == 160 and not any(alarms), next(filter(None, alarms), None)
+
+
+# One healthy record of the quickstart, and per check the least that makes it sick.
+CHANGES = {
+    "nonfinite_reward": {"reward/legal/mean": None},
+    "wrong_ratio": {"ratio/first_deviation": 0.01},
+    "sampling_mismatch": {"logp_mismatch/mean": 0.06},
+    "no_learning_rate": {"learning_rate": 0.0},
+    "cut_at_the_cap": {"truncated_fraction": 0.95, "groups_without_signal": 60},
+    "identical_completions": {"completions/distinct": 1 / 16},
+    "no_signal": {"groups_without_signal": 58},
+    "constant_component": {"reward/best_move/mean": 0.0, "reward/best_move/std": 0.0},
+    "runaway_kl": {"kl/mean": 3.1},
+    "entropy_collapse": {"entropy": 0.2},
+    "falling_reward": {"reward/mean": 0.1},
+    "mostly_clipped": {"clip_fraction/low": 0.3, "clip_fraction/high": 0.25},
+}
+
+
+@pytest.mark.parametrize("check", CHANGES)
+def test_each_check_sees_its_own_sickness_and_not_a_healthy_record(check):
+    config = load_config(QUICK)
+    healthy = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:10]
+    sick = healthy[:2] + [record | CHANGES[check] for record in healthy[2:]]
+    assert [finding.check for finding in diagnose(sick, config, weights_of(config))] == [check]
+    assert diagnose(healthy, config, weights_of(config)) == []
+    assert diagnose([], config, weights_of(config)) == []
+
+
+def test_a_chance_batch_and_a_solved_task_are_not_sick():
+    config = load_config(QUICK)
+    healthy = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:10]
+    flat = {"groups_without_signal": 64, "truncated_fraction": 1.0, "completions/distinct": 1 / 16}
+    once = [*healthy[:9], healthy[9] | flat]
+    assert diagnose(once, config, weights_of(config)) == []
+    solved = [record | flat | {"reward/mean": 1.4, "entropy": 0.01} for record in healthy]
+    assert diagnose(solved, config, weights_of(config)) == [], "1.4 is the most these weights allow"
+    zero = dict.fromkeys(weights_of(config), 0.0)
+    unpaid = [record | flat | {"reward/mean": 0.0} for record in healthy]
+    assert [f.check for f in diagnose(unpaid, config, zero)] == ["cut_at_the_cap"], "no reward at all is not success"
+
+
+def test_masking_truncated_completions_that_are_all_truncated_is_named():
+    config = load_config(QUICK, ["--objective.mask_truncated", "true"])
+    records = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:5]
+    (finding,) = diagnose([r | {"truncated_fraction": 1.0} for r in records], config, weights_of(config))
+    assert finding.check == "cut_at_the_cap" and "objective.mask_truncated leaves them out" in finding.line
+
+
+def test_a_resumed_run_does_not_repeat_itself(tmp_path):
+    config = load_config(QUICK)
+    records = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:10]
+    sick = [record | {"groups_without_signal": 64} for record in records]
+
+    def watch(start: int, said: list[str]) -> list[dict]:
+        lines = [json.dumps(record) + "\n" for record in sick[:start]]
+        (tmp_path / "metrics.jsonl").write_text("".join(lines))
+        health = HealthLog(tmp_path, config, weights_of(config), said.append)
+        for record in sick[start:]:
+            health(record)
+        return [json.loads(line) for line in (tmp_path / "health.jsonl").read_text().splitlines()]
+
+    at_once, resumed = [], []
+    assert watch(0, at_once) == watch(5, resumed)
+    assert len(at_once) == 1 and resumed == []
+
+
+def test_small_metrics_are_what_they_say():
+    assert distinct_share(["a", "a", "b", "b", "c", "d"], 3) == pytest.approx((2 / 3 + 1) / 2)
+    assert histogram(np.array([0.0, 0.05, 1.0, np.nan])) == {"low": 0.0, "high": 1.0, "counts": [2, *[0] * 8, 1]}
+    assert histogram(np.array([-1.0, 1.0]))["low"] == -1.0
