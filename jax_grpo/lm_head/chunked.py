@@ -4,7 +4,6 @@
 over tokens and makes its gradients in the forward, where the logits are anyway. Knows nothing of objectives.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -12,17 +11,19 @@ import jax.numpy as jnp
 
 from jax_grpo.lm_head import loops
 from jax_grpo.lm_head.loops import XLA, Kernels, Plan, Tokens
-from jax_grpo.lm_head.tiles import Columns, RowStatistics, Tiling, TokenLoss
+from jax_grpo.lm_head.tiles import WHOLE, Columns, RowStatistics, Tiling, TokenLoss
 
 
 def _tokens(hidden_NH, embedding_VH, targets_N, work_N) -> Tokens:
-    return Tokens(hidden_NH, embedding_VH.astype(hidden_NH.dtype), targets_N.astype(jnp.int32), work_N)
+    return Tokens(hidden_NH, embedding_VH.astype(hidden_NH.dtype), targets_N, work_N)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _statistics(plan: Plan, hidden_NH: jax.Array, embedding_VH: jax.Array, targets_N: jax.Array) -> RowStatistics:
+def _measure(plan: Plan, hidden_NH: jax.Array, embedding_VH: jax.Array, targets_N: jax.Array) -> RowStatistics:
     work_N = jnp.full(targets_N.shape, loops.MEASURED)
     return loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
+
+
+_statistics = jax.custom_vjp(_measure, nondiff_argnums=(0,))
 
 
 def _statistics_forward(plan: Plan, hidden_NH, embedding_VH, targets_N):
@@ -54,13 +55,13 @@ def token_statistics(
     *,
     vocab_size: int,
     temperature: float,
-    tiling: Tiling = Tiling(),
+    tiling: Tiling = WHOLE,
     kernels: Kernels = XLA,
 ) -> RowStatistics:
     """As `token_logprobs`, with the log-sum-exp of the logits / temperature [B, S] (no gradient flows through that one)."""
     plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
     flat_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
-    statistics = _statistics(plan, flat_NH, embedding_VH, targets_BS.reshape(-1))
+    statistics = _statistics(plan, flat_NH, jnp.asarray(embedding_VH), jnp.asarray(targets_BS, jnp.int32).reshape(-1))
     logp_BS, entropy_BS, lse_BS = (x.reshape(targets_BS.shape) for x in statistics)
     return RowStatistics(logp_BS, entropy_BS, jax.lax.stop_gradient(lse_BS))
 
@@ -72,7 +73,7 @@ def token_logprobs(
     *,
     vocab_size: int,
     temperature: float,
-    tiling: Tiling = Tiling(),
+    tiling: Tiling = WHOLE,
     kernels: Kernels = XLA,
 ) -> tuple[jax.Array, jax.Array]:
     """As `materialised.token_logprobs`: log-probabilities of the targets and entropies, [B, S] in nats.
@@ -95,13 +96,15 @@ def token_logprobs(
     return statistics.logp, statistics.entropy
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _fused(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands) -> tuple[jax.Array, RowStatistics]:
+def _sum(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands) -> tuple[jax.Array, RowStatistics]:
     """The loss alone, for a call that nobody differentiates."""
     targets_N, work_N, rows, shared, known = operands
     statistics = known or loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
     loss_N = token_loss(rows, shared, statistics.logp, statistics.entropy)
     return jnp.sum(jnp.where(work_N == loops.LEARNS, loss_N, 0)), statistics
+
+
+_fused = jax.custom_vjp(_sum, nondiff_argnums=(0, 1))
 
 
 def _fused_forward(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands):
@@ -131,7 +134,7 @@ def fused_loss(
     vocab_size: int,
     temperature: float,
     known: RowStatistics | None = None,
-    tiling: Tiling = Tiling(),
+    tiling: Tiling = WHOLE,
     kernels: Kernels = XLA,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`sum(token_loss)` over the tokens, and its gradients found on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
@@ -159,7 +162,7 @@ def fused_loss(
     """
     plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
     flat_known = None if known is None else RowStatistics(*(x.reshape(-1) for x in known))
-    operands = (targets_BS.reshape(-1), work_BS.reshape(-1), rows, shared, flat_known)
+    operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows, shared, flat_known)
     loss, statistics = _fused(
         plan, token_loss, hidden_BSH.reshape(-1, hidden_BSH.shape[-1]), embedding_VH, jax.lax.stop_gradient(operands)
     )

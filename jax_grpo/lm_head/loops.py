@@ -129,7 +129,9 @@ def statistics_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, start: 
     return jax.lax.fori_loop(start, stop, tile, into)
 
 
-def gradients_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known):
+def gradients_of_rows(
+    plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known
+):
     """Gradients and statistics of tiles 0..stop - 1 of `order`, whole rows at a time; see `gradients`."""
     stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
 
@@ -162,7 +164,9 @@ def gradients_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embed
     return found._replace(to_embedding_VH=found.to_embedding_VH.astype(embedding_dtype)), statistics
 
 
-def gradients_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known):
+def gradients_of_columns(
+    plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known
+):
     """The same, some columns at a time: the embedding's gradient is finished tile by tile and needs no second copy."""
     stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
     width, count, columns_of = _vocabulary_tiles(plan, tokens)
@@ -244,9 +248,7 @@ def gradients(
     order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
     learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))
     way = walk(plan.tiling)
-    found, measured = way.gradients(
-        plan, tokens, order, learning, embedding_dtype, token_loss, rows, shared, known
-    )
+    found, measured = way.gradients(plan, tokens, order, learning, embedding_dtype, token_loss, rows, shared, known)
     if known is None:
         stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
         measured = way.statistics(plan, tokens, order, learning, stop, measured)

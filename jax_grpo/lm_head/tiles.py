@@ -15,7 +15,9 @@ TokenLoss = Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
 """`token_loss(rows, shared, logp_C, entropy_C) -> loss_C`: row i of the result depends on row i of the others only."""
 
 LOWEST = -1e30  # of padding columns; -inf would make p log p NaN
-ROW_MULTIPLE = 64  # matmul rows: whole tensor-core tiles
+ROW_MULTIPLE = (
+    64  # matmul rows: whole tensor-core tiles (XLA's Triton matmul finds no tiling for others without autotuning)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Tiling:
     """How much of the [T, V] logits exists at a time, and in which dtype.
 
     Attributes:
-        tokens: rows of a tile.
+        tokens: most rows of a tile; a multiple of `ROW_MULTIPLE`.
         vocab: columns of a tile; None is all of them (three matmuls), a number the minimum-memory mode (four).
         logits_dtype: dtype that logits are stored in between the matmul and the softmax, which is float32 at least either way;
             None is that. bfloat16 halves the tile, and rounds logits of size 100 by up to 0.25 nats.
@@ -34,13 +36,16 @@ class Tiling:
     logits_dtype: str | None = None
 
     def rows(self, total: int) -> int:
-        """Rows of each of the fewest equal tiles of at most `tokens` that cover `total`."""
+        """Rows of each of the fewest equal tiles that cover `total`."""
         tiles = -(-total // self.tokens)
-        return min(-(-total // (tiles * ROW_MULTIPLE)) * ROW_MULTIPLE, max(self.tokens, ROW_MULTIPLE))
+        return -(-total // (tiles * ROW_MULTIPLE)) * ROW_MULTIPLE
 
     def stored(self, dtype) -> Any:
         """The dtype of stored logits for hidden states of `dtype`."""
         return jnp.promote_types(dtype, jnp.float32) if self.logits_dtype is None else jnp.dtype(self.logits_dtype)
+
+
+WHOLE = Tiling()
 
 
 class Columns(NamedTuple):
