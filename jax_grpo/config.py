@@ -275,13 +275,13 @@ class UpdateConfig(Section):
 class LMHeadConfig(Section):
     """How log-probabilities are computed from hidden states."""
 
-    implementation: Literal["materialised", "chunked"] = "materialised"
+    implementation: Literal["materialised", "chunked", "pallas"] = "materialised"
     """`materialised` holds the logits of one micro-batch; `chunked` a tile of them, and finds token-level losses' gradients in
-    the forward pass."""
+    the forward pass; `pallas` is `chunked` with Triton kernels."""
     chunk_tokens: Annotated[int, Field(ge=64, multiple_of=64)] = 1024
-    """`chunked`: most tokens of a tile."""
+    """`chunked`, `pallas`: most tokens of a tile."""
     chunk_vocab: Annotated[int, Field(ge=128, multiple_of=128)] | None = None
-    """`chunked`: columns of a tile, which saves memory for a fourth matmul; null: the whole vocabulary."""
+    """`chunked`, `pallas`: columns of a tile, which saves memory for a fourth matmul; null: the whole vocabulary."""
     logits_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of logits in memory, at least; bfloat16 halves them and rounds those of size 100 by up to 0.25 nats."""
 

@@ -115,7 +115,7 @@ def make_gradient(graphdef, config: Config):
             return loss, tuple(aux_bS)
 
         def token_loss(rows: Weighted, shared, logp_C, entropy_C):
-            return loss_terms.weighted_losses(rows, shared, logp_C[:, None], entropy_C[:, None], config)[:, 0]
+            return loss_terms.weighted_losses(rows, shared, logp_C[:, None], entropy_C[:, None], config).reshape(-1)
 
         fused = config.lm_head.implementation in FUSED_LOSSES and loss_terms.is_local_to_a_token(config)
         part_loss = one_pass if fused else two_passes
