@@ -70,6 +70,7 @@ def partial(hidden_CH, weights_VH, targets_C, columns: Columns, stored) -> Parti
     blocks = Partial(
         *pallas_call(
             kernel,
+            "partial",
             *operands,
             targets_C,
             grid=grid,
@@ -108,6 +109,7 @@ def tile_dlogits(
 
     return pallas_call(
         kernel,
+        "tile_dlogits",
         *operands,
         targets_C,
         statistics.entropy,

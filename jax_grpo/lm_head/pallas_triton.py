@@ -22,12 +22,14 @@ ROW_BLOCK = 2048  # columns that one program holds at a time
 ROW_WARPS = 8
 
 
-def pallas_call(kernel, *operands: Any, warps: int, stages: int = 1, **arguments: Any) -> Any:
+def pallas_call(kernel, name: str, *operands: Any, warps: int, stages: int = 1, **arguments: Any) -> Any:
     """Results of the kernel on the operands, by Triton; interpreted where the program is compiled for the CPU."""
 
     def on(interpret: bool):
         parameters = plt.CompilerParams(num_warps=warps, num_stages=stages)  # also what chooses Triton in JAX 0.10
-        return pl.pallas_call(kernel, interpret=interpret, compiler_params=parameters, **arguments)
+        return pl.pallas_call(
+            kernel, name=f"lm_head_{name}", interpret=interpret, compiler_params=parameters, **arguments
+        )
 
     return jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
 
@@ -111,6 +113,7 @@ def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> Row
     shapes = _per_row(logits_CV, 3)
     found = pallas_call(
         kernel,
+        "measure",
         logits_CV,
         targets_C,
         warps=ROW_WARPS,
@@ -139,6 +142,7 @@ def dlogits(
     operands = (logits_CV, targets_C, *statistics, to_logp_C, to_entropy_C)
     return pallas_call(
         kernel,
+        "dlogits",
         *operands,
         warps=ROW_WARPS,
         grid=(logits_CV.shape[0],),
@@ -170,14 +174,15 @@ def differentiate(
         rows_1, shared_1 = jax.tree.unflatten(tree, values)
         target = target_ref[0]
         statistics = _sweep(logits_ref, target, columns)
-        loss, *to_row = tiles.derivatives(token_loss, rows_1, shared_1, statistics.logp, statistics.entropy)
-        _rewrite(logits_ref, out_ref, target, statistics, *to_row, columns)
+        loss, to_logp, to_entropy = tiles.derivatives(token_loss, rows_1, shared_1, statistics.logp, statistics.entropy)
+        _rewrite(logits_ref, out_ref, target, statistics, to_logp, to_entropy, columns)
         _put(out_refs, (loss, *statistics))
 
     shapes = _per_row(logits_CV, 4)
     specs = [_row_spec(x) for x in leaves[:count]] + [_whole_spec(x) for x in leaves[count:]]
-    d_CV, loss_C, *statistics = pallas_call(
+    d_CV, loss_C, *found = pallas_call(
         kernel,
+        "differentiate",
         logits_CV,
         targets_C,
         *leaves,
@@ -188,4 +193,4 @@ def differentiate(
         out_shape=[jax.ShapeDtypeStruct(logits_CV.shape, dtype), *shapes],
         input_output_aliases=_in_place(logits_CV, dtype),
     )
-    return d_CV, loss_C, RowStatistics(*statistics)
+    return d_CV, loss_C, RowStatistics(*found)
