@@ -20,7 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 TARGETS = {"rtx4090": "rtx4090.txtpb", "h200": "h200.txtpb"}
-INSTALL = "pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12 (each of JAX's own version), and set JAX_PLATFORMS=cpu"
+INSTALL = "pip install jax-cuda12-plugin jax-cuda12-pjrt (both of JAX's version) nvidia-cuda-nvcc-cu12, and set JAX_PLATFORMS=cpu"
 
 
 class CannotCompile(RuntimeError):
@@ -97,7 +97,7 @@ def target_text(target: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
-def device(target: str) -> jax.Device:
+def device(target: str) -> Any:
     """A device to compile for, which nothing can run on.
 
     Raises:
@@ -113,7 +113,7 @@ def device(target: str) -> jax.Device:
     return description.devices[0]
 
 
-def on_device(tree: Any, target_device: jax.Device) -> Any:
+def on_device(tree: Any, target_device: Any) -> Any:
     """Shapes and dtypes of a tree's arrays, placed on the device."""
     sharding = SingleDeviceSharding(target_device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
@@ -139,7 +139,7 @@ def compile_for(
         lowered = jax.jit(function, donate_argnums=donate).lower(*on_device(arguments, where))
         # `xla_dump_emitter_re` makes JAX 0.12 write PTX again; 0.10 does not know it.
         options: dict[str, Any] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
-        if jax.version.__version_info__ >= (0, 12):
+        if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
             options["xla_dump_emitter_re"] = ".*"
         compiled = lowered.compile(compiler_options=options)
         hlo = compiled.as_text() or ""
