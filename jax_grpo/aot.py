@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from importlib import resources
@@ -183,9 +184,9 @@ def _buffers(dump: Path, count: int = 12) -> tuple[Buffer, ...]:
 
 
 def _ptxas() -> str | None:
-    """The assembler of the nvcc wheel beside JAX, or one on the PATH."""
-    packages = Path(jax.__file__).parents[1]
-    return next((str(found) for found in packages.glob("nvidia/*/bin/ptxas")), None) or shutil.which("ptxas")
+    """The assembler of an installed nvcc wheel, or one on the PATH."""
+    wheels = (str(found) for folder in sys.path for found in Path(folder).glob("nvidia/*/bin/ptxas"))
+    return next(wheels, None) or shutil.which("ptxas")
 
 
 def _kernels(dump: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
@@ -200,7 +201,10 @@ def _kernels(dump: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
         if not wanted:
             continue
         command = [str(assembler), "-v", f"-arch={architecture}", str(path), "-o", os.devnull]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CannotCompile(f"{assembler} cannot assemble {wanted[0]} (too old?): {done.stderr.strip()}; {INSTALL}")
+        said = done.stderr
         for name in wanted:
             part = said.split(f"'{name}'", 1)[1]
             registers, spilled = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes spill stores", part)

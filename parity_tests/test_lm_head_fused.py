@@ -143,6 +143,16 @@ def test_every_objective_has_the_materialised_heads_loss_and_gradients(setting, 
         assert errors["logp"] < 1e-9 and errors["entropy"] < 1e-9
 
 
+def test_without_cached_old_logprobs_the_current_ones_are_held_constant(x64):
+    graphdef, params, batch = head_problem(jnp.float64)
+    batch = dataclasses.replace(batch, old_logp_BS=None)
+    found = [
+        (*jax.jit(make_gradient(graphdef, settings("clip, k3", lm_head=head)))(params, batch, 0.1), batch.mask_BS)
+        for head in (HEADS["chunked"], {"implementation": "materialised"})
+    ]
+    compare(*found, 1e-9, "float64")
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_micro_batches_and_float32_change_nothing_but_rounding(head):
     errors = compare(

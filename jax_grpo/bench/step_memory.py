@@ -7,6 +7,7 @@ Sequences are added until the program is larger than the device; what a driver a
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +61,41 @@ def report(head: str, rows: int, length: int, remat: bool, target: str) -> aot.R
     return aot.compile_for(target, update, state, batch, donate=(0,)).report
 
 
-def largest_batch(head: str, length: int, remat: bool, target: str, measured: dict[int, int]) -> int:
-    """Sequences that fit, in steps of `STEP`; `measured` holds totals by sequences, two at least, and gets those compiled here.
+def largest_batch(total_of: Callable[[int], int], rows: int, empty: int, capacity: int) -> int:
+    """Sequences that fit, in steps of `STEP`, given the total bytes of a step by sequences.
 
-    Totals are nearly straight in the number of sequences: the line through the last two points says where to look next.
+    Totals are nearly straight in the number of sequences, so few programs are compiled: the line through the last two
+    points says where to look next, and neighbours on both sides of the limit end the search.
+
+    Args:
+        total_of: bytes of the step on so many sequences.
+        rows: sequences to start from.
+        empty: about what the step needs without any.
+        capacity: bytes of the device.
     """
-    capacity = 0
-    while True:
-        (low, low_bytes), (high, high_bytes) = sorted(measured.items())[-2:]
-        slope = (high_bytes - low_bytes) / (high - low)
-        capacity = capacity or report(head, high, length, remat, target).device
-        guess = int((capacity - high_bytes) / slope + high) // STEP * STEP
-        for rows in (guess, guess + STEP):
-            if rows not in measured:
-                measured[rows] = report(head, rows, length, remat, target).total
-        if measured[guess] <= capacity < measured[guess + STEP]:
-            return guess
-        if measured[guess] > capacity:  # the line was too flat: step down
-            while measured.setdefault(guess, report(head, guess, length, remat, target).total) > capacity:
-                guess -= STEP
-            return guess
+    known = {0: empty, rows: total_of(rows)}
+
+    def total(count: int) -> int:
+        if count not in known:
+            known[count] = total_of(count)
+        return known[count]
+
+    (low, low_bytes), (high, high_bytes) = sorted(known.items())
+    guess = max(STEP, int(low + (capacity - low_bytes) * (high - low) / (high_bytes - low_bytes)) // STEP * STEP)
+    slope = (total(guess) - high_bytes) / (guess - high) if guess != high else (high_bytes - low_bytes) / high
+    guess = max(STEP, int(guess + (capacity - total(guess)) / slope) // STEP * STEP)
+    while total(guess) > capacity and guess > STEP:
+        guess -= STEP
+    while total(guess + STEP) <= capacity:
+        guess += STEP
+    return guess
+
+
+def write(arguments: argparse.Namespace, records: dict[str, Any]) -> None:
+    """The records so far as JSON, if a file is asked for: a search over batches takes minutes a head."""
+    if arguments.json:
+        about = {name: getattr(arguments, name) for name in ("target", "rows", "length", "remat")}
+        Path(arguments.json).write_text(json.dumps(about | {"jax": jax.__version__, "heads": records}, indent=1) + "\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -114,24 +130,20 @@ def main(argv: list[str] | None = None) -> None:
                 [f"{b.size / 1e6:.0f} MB {b.shapes[0]}" for b in made.buffers[:4]],
             )
             if arguments.largest:
-                half = arguments.rows // 2
-                measured = {
-                    half: report(head, half, arguments.length, arguments.remat, arguments.target).total,
-                    arguments.rows: made.total,
-                }
-                most = largest_batch(head, arguments.length, arguments.remat, arguments.target, measured)
-                records[head] |= {"largest_batch": most, "totals_by_rows": measured}
+                totals = {arguments.rows: made.total}
+
+                def total_of(rows: int, head=head, totals=totals) -> int:
+                    if rows not in totals:
+                        totals[rows] = report(head, rows, arguments.length, arguments.remat, arguments.target).total
+                    return totals[rows]
+
+                empty = made.arguments * 4 // 3  # parameters and two moments, and gradients
+                most = largest_batch(total_of, arguments.rows, empty, made.device)
+                records[head] |= {"largest_batch": most, "totals_by_rows": totals}
                 print(f"{'':20} largest batch {most} x {arguments.length}", flush=True)
+            write(arguments, records)
     except aot.CannotCompile as error:
         raise SystemExit(f"CannotCompile: {error}") from error
-    if arguments.json:
-        about = {
-            "target": arguments.target,
-            "rows": arguments.rows,
-            "length": arguments.length,
-            "remat": arguments.remat,
-        }
-        Path(arguments.json).write_text(json.dumps(about | {"jax": jax.__version__, "heads": records}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class RowStatistics(NamedTuple):
 
 
 class TokenOrder(NamedTuple):
-    """Rows [N] sorted by how much work they need, padded to whole tiles with N, which no row has."""
+    """Rows [N] sorted by how much work they need, filled up to whole tiles with numbers that no row has."""
 
     rows: jax.Array
     tile: int
@@ -91,7 +91,8 @@ class TokenOrder(NamedTuple):
         """Most work first, in the given order among equals."""
         total = work_N.shape[0]
         order_N = jnp.argsort(-work_N.astype(jnp.int32), stable=True).astype(jnp.int32)
-        return cls(jnp.pad(order_N, (0, -total % tile), constant_values=total), tile)
+        beyond = jnp.arange(total, total + -total % tile, dtype=jnp.int32)  # each once: rows of a tile are unique
+        return cls(jnp.concatenate([order_N, beyond]), tile)
 
     def __getitem__(self, number: jax.Array) -> jax.Array:
         """Rows of tile `number` [tile]."""
