@@ -126,6 +126,7 @@ def test_the_benchmark_refuses_what_it_does_not_know(arguments, words):
         bench.main(arguments)
 
 
+@pytest.mark.slow
 def test_the_benchmark_gives_every_variant_the_same_problem():
     shape = bench.parse_shape("192,64,256")
     best, chunked = (bench.measured_record(name, shape, "float32") for name in ("best", "chunked"))
