@@ -1,6 +1,7 @@
 """A batch and a config put into the objective: effective masks, per-token weights, losses and metrics of one optimiser step."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jax_grpo import objective
 from jax_grpo.batch import Batch
 from jax_grpo.config import Config
+from jax_grpo.lm_head.loops import IDLE, LEARNS, MEASURED
 
 
 def effective_mask(batch: Batch, config: Config, dtype) -> jax.Array:
@@ -52,6 +54,60 @@ def losses(
         config.objective,
         config.kl,
     )
+
+
+class Weighted(NamedTuple):
+    """A (micro-)batch with what its tokens weigh in the optimiser batch's loss, each [B, S]; rows of it are one too.
+
+    Attributes:
+        batch: its log-probabilities, advantages and masks; its tokens are not read.
+        weights: of aggregation.
+        policy_weights: of the policy term alone.
+        mask: effective mask, for the entropy bonus.
+    """
+
+    batch: Batch
+    weights: jax.Array
+    policy_weights: jax.Array
+    mask: jax.Array
+
+    def tokens_as_rows(self) -> "Weighted":
+        """Every token a sequence of length 1, [B*S, 1]: what a loss that is local to a token can be asked about."""
+        length = self.mask.shape[1]
+        rows = jax.tree.map(
+            lambda x: jnp.repeat(x, length) if x.ndim == 1 else x.reshape(-1, 1),
+            self._replace(batch=dataclasses.replace(self.batch, tokens=None)),
+        )
+        return rows
+
+
+def weighted_losses(
+    part: Weighted, shared: tuple[jax.Array, jax.Array], logp_BS: jax.Array, entropy_BS: jax.Array, config: Config
+) -> jax.Array:
+    """What each token [B, S] adds to the loss of the optimiser batch; `shared` is beta and the bonus per token of entropy."""
+    beta, bonus = shared
+    loss_BS = part.weights * losses(part.batch, logp_BS, part.policy_weights, beta, config)
+    if config.objective.entropy_coefficient:
+        loss_BS = loss_BS - bonus * objective.masked(entropy_BS, part.mask)
+    return loss_BS
+
+
+def is_local_to_a_token(config: Config) -> bool:
+    """Whether no token's loss depends on another's log-probability."""
+    return config.objective.importance_level == "token"
+
+
+def work(part: Weighted, config: Config) -> jax.Array:
+    """What the head has to do for each token [B, S]: see `lm_head.loops`.
+
+    A token whose loss is a constant 0 has no gradient: zero advantage (or outside the top-entropy mask) without KL term and
+    entropy bonus. Metrics still want its log-probability; those of masked tokens nobody wants.
+    """
+    signal_BS = (part.policy_weights != 0) & (part.batch.advantages_B != 0)[:, None]
+    if part.batch.ref_logp_BS is not None or config.objective.entropy_coefficient:
+        signal_BS = part.mask != 0
+    measured_BS = jnp.where(part.mask != 0, MEASURED, IDLE)
+    return jnp.where(signal_BS & (part.mask != 0), LEARNS, measured_BS)
 
 
 def old_logprobs(batch: Batch, logp_BS: jax.Array) -> jax.Array:

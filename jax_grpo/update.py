@@ -5,6 +5,7 @@ over tokens whose weights are fixed for the whole optimiser batch, so any cut in
 Knows nothing of text, rewards or files.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,12 @@ import optax
 from flax import nnx, struct
 
 from jax_grpo import loss as loss_terms
-from jax_grpo.batch import Batch, FlatTokens, GroupedTokens, cut
+from jax_grpo.batch import Batch, cut
 from jax_grpo.config import Config
 from jax_grpo.kl_control import adaptive_beta
-from jax_grpo.lm_head import LM_HEADS
+from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
+from jax_grpo.lm_head.tiles import Tiling
+from jax_grpo.loss import Weighted
 from jax_grpo.optimiser import adamw, schedule
 
 
@@ -56,16 +59,21 @@ def init_state(params: Any, config: Config) -> TrainState:
     )
 
 
-def _logprobs(graphdef, params, tokens: FlatTokens | GroupedTokens, config: Config) -> tuple[jax.Array, jax.Array]:
-    """logp_BS and entropy_BS of the tokens, at least float32. Differentiable."""
+def _head(graphdef, params, batch: Batch, config: Config, heads: dict[str, Callable]) -> Callable:
+    """The configured one of `heads`, given its hidden states, embedding, targets and settings."""
     model = nnx.merge(graphdef, params)
-    hidden_BSH, targets_BS = tokens.predictions(model)
-    return LM_HEADS[config.lm_head.implementation](
+    hidden_BSH, targets_BS = batch.tokens.predictions(model)
+    settings = config.lm_head
+    return functools.partial(
+        heads[settings.implementation],
         hidden_BSH,
         model.wte.embedding[...],
         targets_BS,
         vocab_size=model.config.vocab_size,
         temperature=config.rollout.temperature,
+        tiling=Tiling(
+            settings.chunk_tokens, settings.chunk_vocab, "bfloat16" if settings.logits_dtype == "bfloat16" else None
+        ),
     )
 
 
@@ -75,7 +83,7 @@ def make_score(graphdef, config: Config) -> Callable[[Any, Batch], tuple[jax.Arr
     @jax.jit
     def score(params, batch: Batch):
         parts = cut(batch, config.update.minibatches * config.update.micro_batches)
-        logp_NBS, entropy_NBS = jax.lax.map(lambda part: _logprobs(graphdef, params, part.tokens, config), parts)
+        logp_NBS, entropy_NBS = jax.lax.map(lambda part: _head(graphdef, params, part, config, LM_HEADS)(), parts)
         shape = batch.mask_BS.shape
         return logp_NBS.reshape(shape), entropy_NBS.reshape(shape)
 
@@ -95,23 +103,31 @@ def make_gradient(graphdef, config: Config):
         mask_BS = loss_terms.effective_mask(batch, config, dtype)
         bonus = config.objective.entropy_coefficient / jnp.maximum(jnp.sum(mask_BS), 1)
 
-        def part_loss(params, part: Batch, weights_bS, policy_weights_bS, mask_bS):
-            logp_bS, entropy_bS = _logprobs(graphdef, params, part.tokens, config)
-            per_token_bS = loss_terms.losses(part, logp_bS, policy_weights_bS, beta, config)
-            loss = jnp.sum(weights_bS * per_token_bS)
-            if config.objective.entropy_coefficient:
-                loss = loss - bonus * jnp.sum(jnp.where(mask_bS > 0, entropy_bS, 0))
-            return loss, (logp_bS, entropy_bS)
+        def two_passes(params, part: Weighted):
+            logp_bS, entropy_bS = _head(graphdef, params, part.batch, config, LM_HEADS)()
+            loss_bS = loss_terms.weighted_losses(part, (beta, bonus), logp_bS, entropy_bS, config)
+            return jnp.sum(loss_bS), (logp_bS, entropy_bS)
 
+        def one_pass(params, part: Weighted):
+            loss, *aux_bS = _head(graphdef, params, part.batch, config, FUSED_LOSSES)(
+                loss_terms.work(part, config), token_loss, part.tokens_as_rows(), (beta, bonus)
+            )
+            return loss, tuple(aux_bS)
+
+        def token_loss(rows: Weighted, shared, logp_C, entropy_C):
+            return loss_terms.weighted_losses(rows, shared, logp_C[:, None], entropy_C[:, None], config).reshape(-1)
+
+        fused = config.lm_head.implementation in FUSED_LOSSES and loss_terms.is_local_to_a_token(config)
+        part_loss = one_pass if fused else two_passes
         parts = config.update.micro_batches
-        pieces = (
+        pieces = Weighted(
             cut(batch, parts),
             *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)),
         )
 
         def add(carry, piece):
             loss, grads = carry
-            (value, aux), part_grads = jax.value_and_grad(part_loss, has_aux=True)(params, *piece)
+            (value, aux), part_grads = jax.value_and_grad(part_loss, has_aux=True)(params, piece)
             return (loss + value, jax.tree.map(jnp.add, grads, part_grads)), aux
 
         start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))

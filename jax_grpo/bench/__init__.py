@@ -1,1 +1,1 @@
-"""Benchmarks, each a `python -m jax_grpo.bench.NAME` that prints its command, machine, medians and spread."""
+"""Benchmarks, each a `python -m jax_grpo.bench.NAME`: they print their command and machine, and write their raw data."""

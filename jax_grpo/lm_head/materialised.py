@@ -1,28 +1,33 @@
 """Token log-probabilities by way of the full logits: the plain implementation, and the reference of the others."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from jax_grpo.lm_head.tiles import WHOLE, Tiling
 
-@jax.custom_vjp
-def _logits(hidden_BSH: jax.Array, embedding_VH: jax.Array) -> jax.Array:
-    """h W^T [B, S, V]: operands in the hidden states' dtype, accumulated and returned in at least float32.
+
+def _matmul(stored: Any, hidden_BSH: jax.Array, embedding_VH: jax.Array) -> jax.Array:
+    """h W^T [B, S, V]: operands in the hidden states' dtype, accumulated in at least float32, returned as `stored`.
 
     Rounding the logits to bfloat16 costs up to 0.25 nats where they are around -100, as GPT-2's are, and the rollout does
     not. The backward is written out because JAX's own transpose of this product would run both of its matmuls on float32
     copies; here they take the logits' gradient in the hidden states' dtype, and the embedding's gradient is accumulated in
     its own (float32 masters: never rounded to bfloat16 on the way).
     """
-    dtype = jnp.promote_types(hidden_BSH.dtype, jnp.float32)
     weights_VH = embedding_VH.astype(hidden_BSH.dtype)
-    return jnp.einsum("bsh,vh->bsv", hidden_BSH, weights_VH, preferred_element_type=dtype)
+    return jnp.einsum("bsh,vh->bsv", hidden_BSH, weights_VH, preferred_element_type=stored)
 
 
-def _logits_forward(hidden_BSH: jax.Array, embedding_VH: jax.Array):
-    return _logits(hidden_BSH, embedding_VH), (hidden_BSH, embedding_VH)
+_logits = jax.custom_vjp(_matmul, nondiff_argnums=(0,))
 
 
-def _logits_backward(saved, gradient_BSV: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _logits_forward(stored: Any, hidden_BSH: jax.Array, embedding_VH: jax.Array):
+    return _logits(stored, hidden_BSH, embedding_VH), (hidden_BSH, embedding_VH)
+
+
+def _logits_backward(stored: Any, saved, gradient_BSV: jax.Array) -> tuple[jax.Array, jax.Array]:
     hidden_BSH, embedding_VH = saved
     dtype = hidden_BSH.dtype
     gradient_BSV = gradient_BSV.astype(dtype)
@@ -42,6 +47,7 @@ def token_logprobs(
     *,
     vocab_size: int,
     temperature: float,
+    tiling: Tiling = WHOLE,
 ) -> tuple[jax.Array, jax.Array]:
     """log softmax(h W^T / temperature) at the target, and the entropy of that distribution, both [B, S] in nats.
 
@@ -54,10 +60,12 @@ def token_logprobs(
         targets_BS: the tokens.
         vocab_size: columns beyond it take no probability and no gradient.
         temperature: divides the logits; > 0.
+        tiling: only its `logits_dtype` matters here: there is one tile.
 
     Reverse-mode differentiable in both arrays, through the entropy too; not in forward mode.
     """
-    logits_BSV = _logits(hidden_BSH, embedding_VH)
+    logits_BSV = _logits(tiling.stored(hidden_BSH.dtype), hidden_BSH, embedding_VH)
+    logits_BSV = logits_BSV.astype(jnp.promote_types(logits_BSV.dtype, jnp.float32))
     column_V = jnp.arange(embedding_VH.shape[0])
     # A large negative number rather than -inf: probabilities underflow to 0 and p log p stays finite.
     logits_BSV = jnp.where(column_V < vocab_size, logits_BSV / temperature, -1e30)

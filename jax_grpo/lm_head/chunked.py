@@ -1,0 +1,172 @@
+"""Token log-probabilities and fused losses, tile by tile: never a [T, V] array (FLCE, Hsu et al. 2024; Cut Cross-Entropy 2024).
+
+`token_logprobs` is for any loss on top and recomputes the logits in the backward; `fused_loss` is for a loss that is a sum
+over tokens and makes its gradients in the forward, where the logits are anyway. Knows nothing of objectives.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.lm_head import loops
+from jax_grpo.lm_head.loops import XLA, Kernels, Plan, Tokens
+from jax_grpo.lm_head.tiles import WHOLE, Columns, RowStatistics, Tiling, TokenLoss
+
+
+def _tokens(hidden_NH, embedding_VH, targets_N, work_N) -> Tokens:
+    return Tokens(hidden_NH, embedding_VH.astype(hidden_NH.dtype), targets_N, work_N)
+
+
+def _measure(plan: Plan, hidden_NH: jax.Array, embedding_VH: jax.Array, targets_N: jax.Array) -> RowStatistics:
+    work_N = jnp.full(targets_N.shape, loops.MEASURED)
+    return loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
+
+
+_statistics = jax.custom_vjp(_measure, nondiff_argnums=(0,))
+
+
+def _statistics_forward(plan: Plan, hidden_NH, embedding_VH, targets_N):
+    statistics = _statistics(plan, hidden_NH, embedding_VH, targets_N)
+    return statistics, (hidden_NH, embedding_VH, targets_N, statistics)
+
+
+def _linear(rows, shared, logp_C, entropy_C):
+    to_logp_C, to_entropy_C = rows
+    return to_logp_C * logp_C + to_entropy_C * entropy_C
+
+
+def _statistics_backward(plan: Plan, saved, cotangents: RowStatistics):
+    hidden_NH, embedding_VH, targets_N, statistics = saved
+    rows = cotangents.logp, cotangents.entropy
+    work_N = jnp.where((rows[0] != 0) | (rows[1] != 0), loops.LEARNS, loops.IDLE)
+    tokens = _tokens(hidden_NH, embedding_VH, targets_N, work_N)
+    found, _ = loops.gradients(plan, tokens, embedding_VH.dtype, _linear, rows, (), statistics)
+    return found.to_hidden_NH, found.to_embedding_VH, None
+
+
+_statistics.defvjp(_statistics_forward, _statistics_backward)
+
+
+def token_statistics(
+    hidden_BSH: jax.Array,
+    embedding_VH: jax.Array,
+    targets_BS: jax.Array,
+    *,
+    vocab_size: int,
+    temperature: float,
+    tiling: Tiling = WHOLE,
+    kernels: Kernels = XLA,
+) -> RowStatistics:
+    """As `token_logprobs`, with the log-sum-exp of the logits / temperature [B, S] (no gradient flows through that one)."""
+    plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
+    flat_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
+    statistics = _statistics(plan, flat_NH, jnp.asarray(embedding_VH), jnp.asarray(targets_BS, jnp.int32).reshape(-1))
+    logp_BS, entropy_BS, lse_BS = (x.reshape(targets_BS.shape) for x in statistics)
+    return RowStatistics(logp_BS, entropy_BS, jax.lax.stop_gradient(lse_BS))
+
+
+def token_logprobs(
+    hidden_BSH: jax.Array,
+    embedding_VH: jax.Array,
+    targets_BS: jax.Array,
+    *,
+    vocab_size: int,
+    temperature: float,
+    tiling: Tiling = WHOLE,
+    kernels: Kernels = XLA,
+) -> tuple[jax.Array, jax.Array]:
+    """As `materialised.token_logprobs`: log-probabilities of the targets and entropies, [B, S] in nats.
+
+    The backward makes each tile of logits again (four matmuls in all), and leaves out the tokens whose cotangents are 0.
+
+    Args:
+        tiling: how much of the logits exists at a time.
+        kernels: who does the arithmetic of a tile.
+    """
+    statistics = token_statistics(
+        hidden_BSH,
+        embedding_VH,
+        targets_BS,
+        vocab_size=vocab_size,
+        temperature=temperature,
+        tiling=tiling,
+        kernels=kernels,
+    )
+    return statistics.logp, statistics.entropy
+
+
+def _sum(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands) -> tuple[jax.Array, RowStatistics]:
+    """The loss alone, for a call that nobody differentiates."""
+    targets_N, work_N, rows, shared, known = operands
+    statistics = known or loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
+    loss_N = token_loss(rows, shared, statistics.logp, statistics.entropy)
+    return jnp.sum(jnp.where(work_N == loops.LEARNS, loss_N, 0)), statistics
+
+
+_fused = jax.custom_vjp(_sum, nondiff_argnums=(0, 1))
+
+
+def _fused_forward(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands):
+    targets_N, work_N, rows, shared, known = operands
+    tokens = _tokens(hidden_NH, embedding_VH, targets_N, work_N)
+    found, statistics = loops.gradients(plan, tokens, embedding_VH.dtype, token_loss, rows, shared, known)
+    return (found.loss, statistics), (found.to_hidden_NH, found.to_embedding_VH)
+
+
+def _fused_backward(plan: Plan, token_loss: TokenLoss, saved, cotangents):
+    scale, _ = cotangents
+    return *(gradient * scale.astype(gradient.dtype) for gradient in saved), None
+
+
+_fused.defvjp(_fused_forward, _fused_backward)
+
+
+def fused_loss(
+    hidden_BSH: jax.Array,
+    embedding_VH: jax.Array,
+    targets_BS: jax.Array,
+    work_BS: jax.Array,
+    token_loss: TokenLoss,
+    rows: Any,
+    shared: Any,
+    *,
+    vocab_size: int,
+    temperature: float,
+    known: RowStatistics | None = None,
+    tiling: Tiling = WHOLE,
+    kernels: Kernels = XLA,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`sum(token_loss)` over the tokens, and its gradients found on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
+
+    Only the scalar is differentiable, once, in reverse mode, in hidden states and embedding. A token's loss must depend on
+    that token alone and its weight in the sum must be fixed beforehand: see `TokenLoss`.
+
+    Args:
+        hidden_BSH: hidden states aligned with the tokens they predict.
+        embedding_VH: tied embedding, padded to V rows.
+        targets_BS: the tokens.
+        work_BS: `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks
+            at, whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing.
+        token_loss: `token_loss(rows, shared, logp, entropy)`, called with N of each, N not always B*S.
+        rows: arrays [B*S, ...] that `token_loss` takes rows of.
+        shared: arrays that it takes whole.
+        vocab_size: columns beyond it take no probability and no gradient.
+        temperature: divides the logits; > 0.
+        known: statistics [B, S] of these very weights, hidden states and temperature; see `scores.reuse`.
+        tiling: how much of the logits exists at a time.
+        kernels: who does the arithmetic of a tile.
+
+    Returns:
+        (loss, logp_BS, entropy_BS) in at least float32; the latter two are constants.
+    """
+    plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
+    flat_known = None if known is None else RowStatistics(*(x.reshape(-1) for x in known))
+    operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows, shared, flat_known)
+    loss, statistics = _fused(
+        plan, token_loss, hidden_BSH.reshape(-1, hidden_BSH.shape[-1]), embedding_VH, jax.lax.stop_gradient(operands)
+    )
+    logp_BS, entropy_BS = (
+        jax.lax.stop_gradient(x).reshape(targets_BS.shape) for x in (statistics.logp, statistics.entropy)
+    )
+    return loss, logp_BS, entropy_BS

@@ -1,0 +1,255 @@
+"""The loops over tiles: statistics of rows, and the gradients of their loss in hidden states and embedding, without [T, V].
+
+`ROWS` walks tiles of whole rows (three matmuls: logits, to hidden, to embedding); `VOCABULARY` walks tiles of some columns
+(the logits once more, unless the statistics are known). Both take the arithmetic of a tile as `Kernels` and skip rows that
+need no work. Knows nothing of objectives or autodiff.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.lm_head import tiles
+from jax_grpo.lm_head.tiles import Columns, Partial, RowStatistics, Tiling, TokenLoss, TokenOrder, put, take
+
+LEARNS, MEASURED, IDLE = 2, 1, 0  # a row's work: gradients; statistics only; none
+
+
+class Kernels(NamedTuple):
+    """The arithmetic of a tile; see the functions of the same names in `tiles`, and `partial` and `tile_dlogits` below."""
+
+    measure: Callable[..., RowStatistics]
+    differentiate: Callable[..., tuple[jax.Array, jax.Array, RowStatistics]]
+    dlogits: Callable[..., jax.Array]
+    partial: Callable[..., Partial]
+    tile_dlogits: Callable[..., jax.Array]
+
+
+def partial(hidden_CH, weights_VH, targets_C, columns: Columns, stored) -> Partial:
+    """Softmax sums over the columns of one tile of the embedding."""
+    return Partial.of(tiles.scaled(logits(hidden_CH, weights_VH, stored), columns), targets_C, columns)
+
+
+def tile_dlogits(hidden_CH, weights_VH, targets_C, statistics, to_logp_C, to_entropy_C, columns: Columns, stored):
+    """Gradient in the logits of one tile of the embedding, in the hidden states' dtype."""
+    logits_CV = logits(hidden_CH, weights_VH, stored)
+    return tiles.dlogits(logits_CV, targets_C, statistics, to_logp_C, to_entropy_C, columns, hidden_CH.dtype)
+
+
+XLA = Kernels(tiles.measure, tiles.differentiate, tiles.dlogits, partial, tile_dlogits)
+
+
+class Plan(NamedTuple):
+    """What a program is compiled for: the columns, the tiling and who does the arithmetic. Hashable."""
+
+    columns: Columns
+    tiling: Tiling
+    kernels: Kernels = XLA
+
+
+class Tokens(NamedTuple):
+    """The rows of a head: hidden states, the embedding in the hidden states' dtype, targets, and the work of each row."""
+
+    hidden_NH: jax.Array
+    weights_VH: jax.Array
+    targets_N: jax.Array
+    work_N: jax.Array
+
+    @property
+    def accumulator(self):
+        return jnp.promote_types(self.hidden_NH.dtype, jnp.float32)
+
+
+class Gradients(NamedTuple):
+    """Of the summed loss: its value, and its gradients; `to_hidden_NH` is 0 on rows that do not learn."""
+
+    loss: jax.Array
+    to_hidden_NH: jax.Array
+    to_embedding_VH: jax.Array
+
+
+def logits(hidden_CH: jax.Array, weights_VH: jax.Array, stored) -> jax.Array:
+    """h W^T [C, V], accumulated in at least float32 and stored as `stored`."""
+    return jnp.einsum("ch,vh->cv", hidden_CH, weights_VH, preferred_element_type=stored)
+
+
+def _no_statistics(tokens: Tokens) -> RowStatistics:
+    zeros_N = jnp.zeros(tokens.targets_N.shape, tokens.accumulator)
+    return RowStatistics(zeros_N, zeros_N, zeros_N)
+
+
+def _put_all(statistics: RowStatistics, index_C: jax.Array, values: RowStatistics) -> RowStatistics:
+    return RowStatistics(*(put(x, index_C, y) for x, y in zip(statistics, values, strict=True)))
+
+
+def statistics_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, start: Any, stop: Any, into: RowStatistics):
+    """`into` with the statistics of tiles start..stop - 1 of `order` filled in; whole rows at a time."""
+    stored = plan.tiling.stored(tokens.hidden_NH.dtype)
+
+    def tile(number, statistics):
+        index_C = order[number]
+        logits_CV = logits(take(tokens.hidden_NH, index_C), tokens.weights_VH, stored)
+        return _put_all(
+            statistics, index_C, plan.kernels.measure(logits_CV, take(tokens.targets_N, index_C), plan.columns)
+        )
+
+    return jax.lax.fori_loop(start, stop, tile, into)
+
+
+def _vocabulary_tiles(plan: Plan, tokens: Tokens) -> tuple[int, int, Callable[[Any], Columns]]:
+    """(columns of a tile, number of tiles, columns of tile i); the last tile reaches back so that all are whole."""
+    total = tokens.weights_VH.shape[0]
+    width = min(plan.tiling.vocab or total, total)
+
+    def columns(number) -> Columns:
+        return plan.columns._replace(first=jnp.minimum(number * width, total - width), fresh=number * width)
+
+    return width, -(-total // width), columns
+
+
+def statistics_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, start: Any, stop: Any, into: RowStatistics):
+    """The same, some columns at a time."""
+    stored = plan.tiling.stored(tokens.hidden_NH.dtype)
+    width, count, columns_of = _vocabulary_tiles(plan, tokens)
+
+    def tile(number, statistics):
+        index_C = order[number]
+        hidden_CH, targets_C = take(tokens.hidden_NH, index_C), take(tokens.targets_N, index_C)
+
+        def merge(column_tile, seen: Partial) -> Partial:
+            columns = columns_of(column_tile)
+            weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, columns.first, width)
+            return seen.merge(plan.kernels.partial(hidden_CH, weights_VH, targets_C, columns, stored))
+
+        seen = jax.lax.fori_loop(0, count, merge, Partial.empty(order.tile, tokens.accumulator))
+        return _put_all(statistics, index_C, seen.statistics())
+
+    return jax.lax.fori_loop(start, stop, tile, into)
+
+
+def gradients_of_rows(
+    plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known
+):
+    """Gradients and statistics of tiles 0..stop - 1 of `order`, whole rows at a time; see `gradients`."""
+    stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
+
+    def tile(number, carry):
+        (loss, to_hidden_NH, to_embedding_VH), statistics = carry
+        index_C = order[number]
+        hidden_CH, targets_C, rows_C = take((tokens.hidden_NH, tokens.targets_N, rows), index_C)
+        logits_CV = logits(hidden_CH, tokens.weights_VH, stored)
+        if known is None:
+            d_CV, loss_C, measured = plan.kernels.differentiate(
+                logits_CV, targets_C, rows_C, shared, token_loss, plan.columns, dtype
+            )
+            statistics = _put_all(statistics, index_C, measured)
+        else:
+            measured = take(known, index_C)
+            loss_C, *to_row = tiles.derivatives(token_loss, rows_C, shared, measured.logp, measured.entropy)
+            d_CV = plan.kernels.dlogits(logits_CV, targets_C, measured, *to_row, plan.columns, dtype)
+        to_hidden_CH = jnp.einsum("cv,vh->ch", d_CV, tokens.weights_VH, preferred_element_type=dtype)
+        # Accumulated in float32 whatever the operands: a sum rounded to bfloat16 after each tile drifts.
+        to_embedding_VH += jnp.einsum("cv,ch->vh", d_CV, hidden_CH, preferred_element_type=tokens.accumulator)
+        done = Gradients(loss + jnp.sum(loss_C), put(to_hidden_NH, index_C, to_hidden_CH), to_embedding_VH)
+        return done, statistics
+
+    start = Gradients(
+        jnp.zeros((), tokens.accumulator),
+        jnp.zeros_like(tokens.hidden_NH),
+        jnp.zeros(tokens.weights_VH.shape, tokens.accumulator),
+    )
+    found, statistics = jax.lax.fori_loop(0, stop, tile, (start, known or _no_statistics(tokens)))
+    return found._replace(to_embedding_VH=found.to_embedding_VH.astype(embedding_dtype)), statistics
+
+
+def gradients_of_columns(
+    plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known
+):
+    """The same, some columns at a time: the embedding's gradient is finished tile by tile and needs no second copy."""
+    stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
+    width, count, columns_of = _vocabulary_tiles(plan, tokens)
+    statistics = known or statistics_of_columns(plan, tokens, order, 0, stop, _no_statistics(tokens))
+    loss_N, *to_rows_N = tiles.derivatives(token_loss, rows, shared, statistics.logp, statistics.entropy)
+    learns_N = tokens.work_N == LEARNS
+    per_row = (tokens.hidden_NH, tokens.targets_N, statistics, *to_rows_N)
+
+    def column_tile(number, carry):
+        to_hidden_NH, to_embedding_VH = carry
+        columns = columns_of(number)
+        weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, columns.first, width)
+
+        def row_tile(row_number, inner):
+            to_hidden_NH, to_weights_VH = inner
+            index_C = order[row_number]
+            hidden_CH, targets_C, measured, *to_row = take(per_row, index_C)
+            d_CV = plan.kernels.tile_dlogits(hidden_CH, weights_VH, targets_C, measured, *to_row, columns, stored)
+            to_hidden_CH = jnp.einsum("cv,vh->ch", d_CV, weights_VH, preferred_element_type=tokens.accumulator)
+            to_weights_VH += jnp.einsum("cv,ch->vh", d_CV, hidden_CH, preferred_element_type=tokens.accumulator)
+            return to_hidden_NH.at[index_C].add(to_hidden_CH, mode="drop", unique_indices=True), to_weights_VH
+
+        nothing = jnp.zeros(weights_VH.shape, tokens.accumulator)
+        to_hidden_NH, to_weights_VH = jax.lax.fori_loop(0, stop, row_tile, (to_hidden_NH, nothing))
+        # Columns of an earlier tile are 0 here, so adding leaves their finished sums as they are.
+        before_VH = jax.lax.dynamic_slice_in_dim(to_embedding_VH, columns.first, width)
+        after_VH = before_VH + to_weights_VH.astype(embedding_dtype)
+        return to_hidden_NH, jax.lax.dynamic_update_slice_in_dim(to_embedding_VH, after_VH, columns.first, 0)
+
+    start = (
+        jnp.zeros(tokens.hidden_NH.shape, tokens.accumulator),
+        jnp.zeros(tokens.weights_VH.shape, embedding_dtype),
+    )
+    to_hidden_NH, to_embedding_VH = jax.lax.fori_loop(0, count, column_tile, start)
+    loss = jnp.sum(jnp.where(learns_N, loss_N, 0))
+    return Gradients(loss, to_hidden_NH.astype(dtype), to_embedding_VH), statistics
+
+
+class Walk(NamedTuple):
+    statistics: Callable[..., RowStatistics]
+    gradients: Callable[..., tuple[Gradients, RowStatistics]]
+
+
+ROWS = Walk(statistics_of_rows, gradients_of_rows)
+VOCABULARY = Walk(statistics_of_columns, gradients_of_columns)
+
+
+def walk(tiling: Tiling) -> Walk:
+    return ROWS if tiling.vocab is None else VOCABULARY
+
+
+def statistics(plan: Plan, tokens: Tokens) -> RowStatistics:
+    """Statistics of every row that is not idle; 0 on the idle ones."""
+    order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
+    stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
+    return walk(plan.tiling).statistics(plan, tokens, order, 0, stop, _no_statistics(tokens))
+
+
+def gradients(
+    plan: Plan,
+    tokens: Tokens,
+    embedding_dtype: Any,
+    token_loss: TokenLoss,
+    rows: Any,
+    shared: Any,
+    known: RowStatistics | None = None,
+) -> tuple[Gradients, RowStatistics]:
+    """Gradients of `sum(token_loss)` over the rows that learn, and the statistics of all that are not idle.
+
+    Args:
+        plan: how.
+        tokens: the rows.
+        embedding_dtype: dtype of the embedding's gradient.
+        token_loss: loss of each row; its arguments are given for some of the rows at a time.
+        rows: arrays [N, ...] for `token_loss`.
+        shared: arrays for `token_loss` that are no rows'.
+        known: statistics of all rows, if they are known for these very weights: saves the pass that finds them.
+    """
+    order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
+    learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))
+    way = walk(plan.tiling)
+    found, measured = way.gradients(plan, tokens, order, learning, embedding_dtype, token_loss, rows, shared, known)
+    if known is None:
+        stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
+        measured = way.statistics(plan, tokens, order, learning, stop, measured)
+    return found, measured

@@ -1,0 +1,196 @@
+"""Whole rows as Pallas-Triton kernels for NVIDIA cards (sm_80 on): logits become their own gradient in place.
+
+One program a row reads it, evaluates the token's loss and its derivatives, and rewrites it; float32 throughout. Interpreted
+where the program is compiled for the CPU: for tests, not for speed.
+"""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from jax_grpo.lm_head import tiles
+from jax_grpo.lm_head.tiles import LOWEST, Columns, Partial, RowStatistics, TokenLoss
+
+# JAX 0.11 deprecates this backend; the kernels are few and small, and `chunked` does the same without them.
+warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+
+ROW_BLOCK = 2048  # columns that one program holds at a time
+ROW_WARPS = 8
+
+
+def pallas_call(kernel, name: str, *operands: Any, warps: int, stages: int = 1, **arguments: Any) -> Any:
+    """Results of the kernel on the operands, by Triton; interpreted where the program is compiled for the CPU."""
+
+    def on(interpret: bool):
+        parameters = plt.CompilerParams(num_warps=warps, num_stages=stages)  # also what chooses Triton in JAX 0.10
+        return pl.pallas_call(
+            kernel, name=f"lm_head_{name}", interpret=interpret, compiler_params=parameters, **arguments
+        )
+
+    return jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
+
+
+def _row_spec(x: Any) -> pl.BlockSpec:
+    """One row of an array [C, ...] for each program."""
+    return pl.BlockSpec((1, *x.shape[1:]), lambda row: (row, *(0 for _ in x.shape[1:])))
+
+
+def _logits_spec(logits_CV: jax.Array) -> pl.BlockSpec:
+    """One row of the logits, without its axis of 1."""
+    return pl.BlockSpec((None, logits_CV.shape[1]), lambda row: (row, 0))
+
+
+def _whole_spec(x: Any) -> pl.BlockSpec:
+    return pl.BlockSpec(x.shape, lambda row: tuple(0 for _ in x.shape))
+
+
+def _blocks(width: int) -> int:
+    return -(-width // ROW_BLOCK)
+
+
+def _load_row(logits_ref, block, columns: Columns):
+    """(z = logits / temperature of one block of the row [ROW_BLOCK], its tokens, which of them count)."""
+    column_V = block * ROW_BLOCK + jnp.arange(ROW_BLOCK, dtype=jnp.int32)
+    inside_V = column_V < min(columns.vocab_size, logits_ref.shape[0])
+    z_V = plt.load(logits_ref.at[pl.ds(block * ROW_BLOCK, ROW_BLOCK)], mask=inside_V, other=0.0)
+    z_V = z_V.astype(jnp.promote_types(z_V.dtype, jnp.float32)) / columns.temperature
+    return jnp.where(inside_V, z_V, LOWEST), column_V, inside_V
+
+
+def _sweep(logits_ref, target, columns: Columns) -> RowStatistics:
+    """Statistics of the program's row, each [1]: one pass, online."""
+
+    def merge(block, seen):
+        z_V, column_V, inside_V = _load_row(logits_ref, block, columns)
+        top = jnp.max(z_V)
+        exp_V = jnp.exp(z_V - top)
+        at_target_V = jnp.where((column_V == target) & inside_V, z_V, 0)
+        return Partial(*seen).merge(Partial(top, jnp.sum(exp_V), jnp.sum(exp_V * z_V), jnp.sum(at_target_V)))
+
+    dtype = jnp.promote_types(logits_ref.dtype, jnp.float32)
+    zero = jnp.zeros((), dtype)
+    empty = Partial(jnp.full((), LOWEST, dtype), zero, zero, zero)
+    seen = jax.lax.fori_loop(0, _blocks(min(columns.vocab_size, logits_ref.shape[0])), merge, empty)
+    return RowStatistics(*(x.reshape(1) for x in seen.statistics()))
+
+
+def _rewrite(logits_ref, out_ref, target, statistics: RowStatistics, to_logp, to_entropy, columns: Columns) -> None:
+    """The row's gradient (see `tiles.dlogits`), written where its logits may have stood."""
+    width = out_ref.shape[0]
+
+    def block_of(block, carry):
+        z_V, column_V, inside_V = _load_row(logits_ref, block, columns)
+        logp_V = z_V - statistics.lse
+        at_target_V = jnp.where(column_V == target, to_logp, 0)
+        d_V = at_target_V - jnp.exp(logp_V) * (to_logp + to_entropy * (logp_V + statistics.entropy))
+        d_V = jnp.where(inside_V, d_V / columns.temperature, 0).astype(out_ref.dtype)
+        plt.store(out_ref.at[pl.ds(block * ROW_BLOCK, ROW_BLOCK)], d_V, mask=column_V < width)
+        return carry
+
+    jax.lax.fori_loop(0, _blocks(width), block_of, 0)
+
+
+def _put(refs, values) -> None:
+    for ref, value in zip(refs, values, strict=True):
+        ref[...] = value.astype(ref.dtype)
+
+
+def _per_row(logits_CV: jax.Array, count: int) -> list[jax.ShapeDtypeStruct]:
+    dtype = jnp.promote_types(logits_CV.dtype, jnp.float32)
+    return [jax.ShapeDtypeStruct(logits_CV.shape[:1], dtype)] * count
+
+
+def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> RowStatistics:
+    """See `tiles.measure`."""
+
+    def kernel(logits_ref, target_ref, *out_refs):
+        _put(out_refs, _sweep(logits_ref, target_ref[0], columns))
+
+    shapes = _per_row(logits_CV, 3)
+    found = pallas_call(
+        kernel,
+        "measure",
+        logits_CV,
+        targets_C,
+        warps=ROW_WARPS,
+        grid=(logits_CV.shape[0],),
+        in_specs=[_logits_spec(logits_CV), _row_spec(targets_C)],
+        out_specs=[_row_spec(x) for x in shapes],
+        out_shape=shapes,
+    )
+    return RowStatistics(*found)
+
+
+def _in_place(logits_CV: jax.Array, dtype: Any) -> dict[int, int]:
+    """A gradient narrower than its logits cannot stand where they stood."""
+    return {0: 0} if logits_CV.dtype == dtype else {}
+
+
+def dlogits(
+    logits_CV, targets_C, statistics: RowStatistics, to_logp_C, to_entropy_C, columns: Columns, dtype
+) -> jax.Array:
+    """See `tiles.dlogits`: the row kernel without its first pass."""
+
+    def kernel(logits_ref, target_ref, logp_ref, entropy_ref, lse_ref, g_ref, e_ref, out_ref):
+        known = RowStatistics(logp_ref[...], entropy_ref[...], lse_ref[...])
+        _rewrite(logits_ref, out_ref, target_ref[0], known, g_ref[...], e_ref[...], columns)
+
+    operands = (logits_CV, targets_C, *statistics, to_logp_C, to_entropy_C)
+    return pallas_call(
+        kernel,
+        "dlogits",
+        *operands,
+        warps=ROW_WARPS,
+        grid=(logits_CV.shape[0],),
+        in_specs=[_logits_spec(logits_CV), *(_row_spec(x) for x in operands[1:])],
+        out_specs=_logits_spec(logits_CV),
+        out_shape=jax.ShapeDtypeStruct(logits_CV.shape, dtype),
+        input_output_aliases=_in_place(logits_CV, dtype),
+    )
+
+
+def differentiate(
+    logits_CV: jax.Array,
+    targets_C: jax.Array,
+    rows: Any,
+    shared: Any,
+    token_loss: TokenLoss,
+    columns: Columns,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array, RowStatistics]:
+    """See `tiles.differentiate`: one program a row reads it, evaluates `token_loss` and its derivatives, and rewrites it."""
+    leaves, tree = jax.tree.flatten((rows, shared))
+    flags = [leaf.dtype == bool for leaf in leaves]  # Triton has no memory of single bits
+    leaves = [leaf.astype(jnp.int32) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)]
+    count = len(jax.tree.leaves(rows))
+
+    def kernel(logits_ref, target_ref, *refs):
+        inputs, (out_ref, *out_refs) = refs[: len(leaves)], refs[len(leaves) :]
+        values = [ref[...] != 0 if flag else ref[...] for ref, flag in zip(inputs, flags, strict=True)]
+        rows_1, shared_1 = jax.tree.unflatten(tree, values)
+        target = target_ref[0]
+        statistics = _sweep(logits_ref, target, columns)
+        loss, to_logp, to_entropy = tiles.derivatives(token_loss, rows_1, shared_1, statistics.logp, statistics.entropy)
+        _rewrite(logits_ref, out_ref, target, statistics, to_logp, to_entropy, columns)
+        _put(out_refs, (loss, *statistics))
+
+    shapes = _per_row(logits_CV, 4)
+    specs = [_row_spec(x) for x in leaves[:count]] + [_whole_spec(x) for x in leaves[count:]]
+    d_CV, loss_C, *found = pallas_call(
+        kernel,
+        "differentiate",
+        logits_CV,
+        targets_C,
+        *leaves,
+        warps=ROW_WARPS,
+        grid=(logits_CV.shape[0],),
+        in_specs=[_logits_spec(logits_CV), _row_spec(targets_C), *specs],
+        out_specs=[_logits_spec(logits_CV), *(_row_spec(x) for x in shapes)],
+        out_shape=[jax.ShapeDtypeStruct(logits_CV.shape, dtype), *shapes],
+        input_output_aliases=_in_place(logits_CV, dtype),
+    )
+    return d_CV, loss_C, RowStatistics(*found)

@@ -1,0 +1,215 @@
+"""The arithmetic of one tile of logits, in plain JAX: what a row of logits says, and what its loss says back to it.
+
+`measure` is the forward, `differentiate` the forward and its gradient; both see whole rows. `TokenOrder` puts the rows that
+need work first. Knows nothing of loops, embeddings or objectives: the loss of a token is a function that is handed in.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+TokenLoss = Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
+"""`token_loss(rows, shared, logp_C, entropy_C) -> loss_C`: row i of the result depends on row i of the others only."""
+
+LOWEST = -1e30  # of padding columns; -inf would make p log p NaN
+ROW_MULTIPLE = (
+    64  # matmul rows: whole tensor-core tiles (XLA's Triton matmul finds no tiling for others without autotuning)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """How much of the [T, V] logits exists at a time, and in which dtype.
+
+    Attributes:
+        tokens: most rows of a tile; a multiple of `ROW_MULTIPLE`.
+        vocab: columns of a tile; None is all of them (three matmuls), a number the minimum-memory mode (four).
+        logits_dtype: dtype that logits are stored in between the matmul and the softmax, which is float32 at least either way;
+            None is that. bfloat16 halves the tile, and rounds logits of size 100 by up to 0.25 nats.
+    """
+
+    tokens: int = 1024
+    vocab: int | None = None
+    logits_dtype: str | None = None
+
+    def rows(self, total: int) -> int:
+        """Rows of each of the fewest equal tiles that cover `total`."""
+        tiles = -(-total // self.tokens)
+        return -(-total // (tiles * ROW_MULTIPLE)) * ROW_MULTIPLE
+
+    def stored(self, dtype) -> Any:
+        """The dtype of stored logits for hidden states of `dtype`."""
+        return jnp.promote_types(dtype, jnp.float32) if self.logits_dtype is None else jnp.dtype(self.logits_dtype)
+
+
+WHOLE = Tiling()
+
+
+class Columns(NamedTuple):
+    """Which tokens the columns of a tile are.
+
+    Attributes:
+        vocab_size: columns from here on are padding.
+        temperature: divides the logits; > 0.
+        first: token of column 0 of the tile.
+        fresh: columns before this token were in an earlier tile already (the last tile reaches back to be whole).
+    """
+
+    vocab_size: int
+    temperature: float
+    first: jax.Array | int = 0
+    fresh: jax.Array | int = 0
+
+    def tokens(self, width: int) -> jax.Array:
+        """Token of each column [V], int32."""
+        return self.first + jnp.arange(width, dtype=jnp.int32)
+
+    def inside(self, width: int) -> jax.Array:
+        """Whether each column [V] counts."""
+        return (self.tokens(width) < self.vocab_size) & (self.tokens(width) >= self.fresh)
+
+
+class RowStatistics(NamedTuple):
+    """Of each row [C], nats: log-probability of its target, entropy, and log-sum-exp of logits / temperature."""
+
+    logp: jax.Array
+    entropy: jax.Array
+    lse: jax.Array
+
+
+class TokenOrder(NamedTuple):
+    """Rows [N] sorted by how much work they need, filled up to whole tiles with numbers that no row has."""
+
+    rows: jax.Array
+    tile: int
+
+    @classmethod
+    def by(cls, work_N: jax.Array, tile: int) -> "TokenOrder":
+        """Most work first, in the given order among equals."""
+        total = work_N.shape[0]
+        order_N = jnp.argsort(-work_N.astype(jnp.int32), stable=True).astype(jnp.int32)
+        beyond = jnp.arange(total, total + -total % tile, dtype=jnp.int32)  # each once: rows of a tile are unique
+        return cls(jnp.concatenate([order_N, beyond]), tile)
+
+    def __getitem__(self, number: jax.Array) -> jax.Array:
+        """Rows of tile `number` [tile]."""
+        return jax.lax.dynamic_slice_in_dim(self.rows, number * self.tile, self.tile)
+
+    def tiles(self, count: jax.Array | int) -> jax.Array | int:
+        """Tiles that hold the first `count` rows."""
+        return -(-count // self.tile)
+
+
+def take(rows_N: Any, index_C: jax.Array) -> Any:
+    """Rows of every array of a tree; zeros where the index is beyond the last."""
+    return jax.tree.map(lambda x: x.at[index_C].get(mode="fill", fill_value=0), rows_N)
+
+
+def put(array_N: jax.Array, index_C: jax.Array, values_C: jax.Array) -> jax.Array:
+    """The array with those rows replaced; an index beyond the last is left out."""
+    return array_N.at[index_C].set(values_C.astype(array_N.dtype), mode="drop", unique_indices=True)
+
+
+def scaled(logits_CV: jax.Array, columns: Columns) -> jax.Array:
+    """Logits / temperature in at least float32, `LOWEST` in the columns that are no tokens."""
+    logits_CV = logits_CV.astype(jnp.promote_types(logits_CV.dtype, jnp.float32)) / columns.temperature
+    return jnp.where(columns.inside(logits_CV.shape[-1]), logits_CV, LOWEST)
+
+
+def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> RowStatistics:
+    """Statistics of whole rows. The target is picked by comparing column numbers: no gather over V."""
+    return Partial.of(scaled(logits_CV, columns), targets_C, columns).statistics()
+
+
+class Partial(NamedTuple):
+    """Of the columns [C, V] seen so far, z = logits / temperature: max z, sum exp(z - max), sum z exp(z - max), z of the target.
+
+    The online softmax of Milakov & Gimelshein 2018, with the sum for the entropy beside it.
+    """
+
+    top: jax.Array
+    mass: jax.Array
+    weighted: jax.Array
+    target: jax.Array
+
+    @classmethod
+    def empty(cls, rows: int, dtype) -> "Partial":
+        zeros = jnp.zeros(rows, dtype)
+        return cls(jnp.full(rows, LOWEST, dtype), zeros, zeros, zeros)
+
+    @classmethod
+    def of(cls, scaled_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> "Partial":
+        width = scaled_CV.shape[-1]
+        top_C = jnp.max(scaled_CV, axis=-1)
+        exp_CV = jnp.exp(scaled_CV - top_C[:, None])
+        is_target_CV = (columns.tokens(width) == targets_C[:, None]) & columns.inside(width)
+        return cls(
+            top_C,
+            jnp.sum(exp_CV, axis=-1),
+            jnp.sum(exp_CV * scaled_CV, axis=-1),
+            jnp.sum(jnp.where(is_target_CV, scaled_CV, 0), axis=-1),
+        )
+
+    def merge(self, other: "Partial") -> "Partial":
+        """Of both sets of columns together."""
+        top = jnp.maximum(self.top, other.top)
+        mine, theirs = jnp.exp(self.top - top), jnp.exp(other.top - top)
+        return Partial(
+            top,
+            self.mass * mine + other.mass * theirs,
+            self.weighted * mine + other.weighted * theirs,
+            self.target + other.target,
+        )
+
+    def statistics(self) -> RowStatistics:
+        lse = self.top + jnp.log(self.mass)
+        return RowStatistics(self.target - lse, lse - self.weighted / self.mass, lse)
+
+
+def derivatives(
+    token_loss: TokenLoss, rows: Any, shared: Any, logp_C: jax.Array, entropy_C: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(loss_C, d loss / d logp, d loss / d entropy), each [C]: one row's loss is a function of that row alone."""
+    loss_C, pull = jax.vjp(lambda logp, entropy: token_loss(rows, shared, logp, entropy), logp_C, entropy_C)
+    return loss_C, *pull(jnp.ones_like(loss_C))
+
+
+def dlogits(
+    logits_CV: jax.Array,
+    targets_C: jax.Array,
+    statistics: RowStatistics,
+    to_logp_C: jax.Array,
+    to_entropy_C: jax.Array,
+    columns: Columns,
+    dtype: Any,
+) -> jax.Array:
+    """Gradient of a loss in the logits of a tile [C, V], in `dtype`; 0 in columns that do not count.
+
+    With g = dL/dlogp, e = dL/dH, p = softmax(z / temperature):
+        dL/dz_j = (g (1[j = target] - p_j) - e p_j (log p_j + H)) / temperature
+    """
+    width = logits_CV.shape[-1]
+    logp_CV = scaled(logits_CV, columns) - statistics.lse[:, None]
+    p_CV = jnp.exp(logp_CV)
+    g_C1, e_C1, entropy_C1 = to_logp_C[:, None], to_entropy_C[:, None], statistics.entropy[:, None]
+    at_target_CV = jnp.where(columns.tokens(width) == targets_C[:, None], g_C1, 0)
+    d_CV = at_target_CV - p_CV * (g_C1 + e_C1 * (logp_CV + entropy_C1))
+    return jnp.where(columns.inside(width), d_CV / columns.temperature, 0).astype(dtype)
+
+
+def differentiate(
+    logits_CV: jax.Array,
+    targets_C: jax.Array,
+    rows: Any,
+    shared: Any,
+    token_loss: TokenLoss,
+    columns: Columns,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array, RowStatistics]:
+    """(gradient of the summed loss in the logits [C, V] in `dtype`, loss_C, statistics) of whole rows."""
+    statistics = measure(logits_CV, targets_C, columns)
+    loss_C, to_logp_C, to_entropy_C = derivatives(token_loss, rows, shared, statistics.logp, statistics.entropy)
+    return dlogits(logits_CV, targets_C, statistics, to_logp_C, to_entropy_C, columns, dtype), loss_C, statistics
