@@ -88,6 +88,7 @@ def crafted_batch(
     noise: float = 0.4,
     seed: int = 3,
     full_prompts: bool = False,
+    architecture: GPT2Config = TINY,
 ) -> Arrays:
     """A recorded batch with unequal prompts and completions, whose ratios go beyond both clip bounds.
 
@@ -100,11 +101,11 @@ def crafted_batch(
         prompt = 6 if full_prompts else prompt
         attention[row, 6 - prompt : 6 + new] = 1
         completion[row, 6 : 6 + new] = 1
-    ids = rng.integers(0, TINY.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+    ids = rng.integers(0, architecture.vocab_size, (ROWS, LENGTH)).astype(np.int32)
     batch = torch_ref.batch.Batch(*(torch.from_numpy(x) for x in (ids, attention, completion)), torch.zeros(ROWS))
     with torch.no_grad():
         logp, _ = torch_ref.model.score(
-            torch_model(of, "float64"), batch.input_ids_BT.long(), batch.attention_mask_BT.long(),
+            torch_model(of, "float64", architecture), batch.input_ids_BT.long(), batch.attention_mask_BT.long(),
             batch.completion_mask_BT.double(), temperature,
         )  # fmt: skip
     # Rows drift as a whole too, else the sequence level's mean ratio would stay within the clip bounds.
@@ -123,21 +124,28 @@ def crafted_batch(
     }
 
 
-def jax_step(config: Config, of: Mapping[str, np.ndarray], batch: Arrays, *, compiled: bool = False) -> Arrays:
+def jax_step(
+    config: Config,
+    of: Mapping[str, np.ndarray],
+    batch: Arrays,
+    *,
+    compiled: bool = False,
+    architecture: GPT2Config = TINY,
+) -> Arrays:
     """`jax_grpo`'s optimiser step. Uncompiled, many settings can be tried in the time of one compilation."""
     dtype = config.model.compute_dtype
     how = contextlib.nullcontext() if compiled else jax.disable_jit()
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        policy = jax_policy(of, dtype)
+        policy = jax_policy(of, dtype, architecture)
         with how:
             return replay(config, policy, batch)
 
 
-def torch_step(config: Config, of: Mapping[str, np.ndarray], batch: Arrays) -> Arrays:
+def torch_step(config: Config, of: Mapping[str, np.ndarray], batch: Arrays, architecture: GPT2Config = TINY) -> Arrays:
     """`torch_ref`'s optimiser step."""
     dtype = config.model.compute_dtype
     tensors = torch_ref.batch.from_arrays(batch, config, dtype=WIDTHS[dtype])
-    return torch_ref.replay.replay(config, torch_model(of, dtype), tensors)
+    return torch_ref.replay.replay(config, torch_model(of, dtype, architecture), tensors)
 
 
 def show(what: str, errors: dict[str, float], tolerance: float) -> None:

@@ -28,7 +28,9 @@ class Fault(NamedTuple):
     tests: str
 
 
-PARITY = "test_parity.py -k 'every_option or (every_combination and dapo and (k2 or k3)) or (every_combination and luspo)'"
+PARITY = (
+    "test_parity.py -k 'every_option or (every_combination and dapo and (k2 or k3)) or (every_combination and luspo)'"
+)
 FAULTS = {
     "baseline over the batch": Fault(
         "advantages.py",

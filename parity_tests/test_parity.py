@@ -19,6 +19,7 @@ from both import (
 )
 
 from jax_grpo.lm_head import LM_HEADS
+from jax_grpo.model import GPT2Config
 from jax_grpo.objective import AGGREGATIONS, KL_ESTIMATORS, SURROGATES
 from torch_ref.compare import TOLERANCES, logp_error, scalar_errors, tensor_errors
 
@@ -105,3 +106,24 @@ def test_rounded_every_combination(dtype, name, level, aggregation, kl):
 @pytest.mark.parametrize("name", ["clip", "cispo", "sapo", "reinforce"])
 def test_float64_every_head_compiled(implementation, name):
     compare("float64", compiled=True, objective=objective(name), lm_head={"implementation": implementation})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_gpt2_smalls_own_shape(dtype):
+    """All 148 gradients at 124,439,808 parameters."""
+    architecture = GPT2Config(
+        vocab_size=50257, num_layers=12, num_heads=12, hidden_size=768, max_position_embeddings=1024
+    )
+    of = weights(1.0, architecture)
+    batch = crafted_batch(of, architecture=architecture)
+    config = settings(dtype)
+    found = jax_step(config, of, batch, compiled=True, architecture=architecture)
+    reference = torch_step(config, of, batch, architecture)
+    allowed = TOLERANCES[dtype]
+    assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
+    show("logp", {"logp": logp_error(found["logp"], reference["logp"], batch["completion_mask"])}, allowed.logp)
+    show("loss and metrics", scalar_errors(found, reference, allowed.floor), allowed.scalars)
+    errors = tensor_errors(found, reference)
+    assert len(errors) == 148
+    show("gradients", errors, allowed.gradients)

@@ -37,8 +37,11 @@ SCHEDULES = {
 
 
 def global_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """L2 norm over all tensors together, a scalar."""
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    """L2 norm over all tensors together, a float64 scalar.
+
+    In float32 the sum of squares of GPT-2's 38 million embedding gradients loses its last digits on a CPU: 6e-5 of the norm.
+    """
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]))
 
 
 def clip_by_global_norm(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
