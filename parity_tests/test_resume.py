@@ -223,7 +223,7 @@ def test_an_unfinished_run_is_not_overwritten_by_typing_its_command_again(shared
         r"holds an unfinished run, saved at iteration 16: continue it with --resume auto, begin", error_of(*arguments)
     )
     assert "--resume nowhere: not a checkpoint and no folder with" in error_of(
-        *arguments, "--resume", "nowhere", "--run_dir", "x"
+        *arguments, "--resume", "nowhere", "--run_dir", str(shared / "elsewhere")
     )
 
 
