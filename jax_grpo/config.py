@@ -315,7 +315,7 @@ class LoggingConfig(Section):
 class CheckpointConfig(Section):
     """Saved states that a run continues from bit for bit: `--resume auto`."""
 
-    every: CountOrZero = 50
+    every: CountOrZero = 100
     """Iterations between saves (TRL: save_steps); 0: only when the run is stopped and at its end."""
     keep_last: Count = 2
     """Newest checkpoints to keep (TRL: save_total_limit)."""

@@ -102,6 +102,7 @@ class Linear(nnx.Linear):
     """
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
+        assert self.bias is not None
         product = inputs.astype(self.dtype) @ self.kernel[...].astype(self.dtype)
         wide = _wide_dtype(product)
         return (product.astype(wide) + self.bias[...].astype(wide)).astype(self.dtype)
