@@ -29,9 +29,9 @@ class Tolerances(NamedTuple):
 
 TOLERANCES = {
     # No formula loses a digit: both sum at most some thousand float64 terms of size 1e-16. AdamW divides by sqrt(v), which
-    # magnifies what rounding leaves of the smallest gradients. The KL of a policy that is still its reference is nothing but
-    # rounding, squared: below 1e-6 nats a value counts as 1e-6.
-    "float64": Tolerances(1e-10, 1e-10, 1e-10, 1e-9, 1e-7, 1e-6),
+    # magnifies what rounding leaves of the smallest gradients. A KL of a policy that is still its reference, or a ratio
+    # minus 1, is what is left of numbers of size 1 that carry 1e-15: a value below 1e-4 counts as 1e-4.
+    "float64": Tolerances(1e-10, 1e-10, 1e-10, 1e-9, 1e-7, 1e-4),
     # logp: logits of size 10 to 100 rounded to 24 bits, their products summed in another order. Scalars are means of such,
     # whose own absolute error of 1e-6 leaves five digits only of values above 0.1.
     # Gradients: sums over tokens that cancel. AdamW again divides what is left.

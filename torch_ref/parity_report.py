@@ -145,7 +145,7 @@ def _gradients(results: dict[str, Any], path: Path) -> None:
     axis.set_title(
         f"Each of the {len(names)} gradients, jax_grpo against torch_ref; dotted: tolerance", loc="left", fontsize=10
     )
-    axis.legend(fontsize=7, ncols=3, frameon=False, loc="center left", bbox_to_anchor=(0, 0.62))
+    axis.legend(fontsize=7, ncols=3, frameon=False, loc="center left", bbox_to_anchor=(0, 0.3))
     _save(figure, [axis], path)
 
 
@@ -156,7 +156,7 @@ def _curves(results: dict[str, Any], path: Path) -> None:
             for side, (colour, style, width) in SIDES.items():
                 axis.plot(sides[side][name], style, color=colour, linewidth=width, label=side)
             gap = np.abs(np.subtract(sides["jax_grpo"][name], sides["torch_ref"][name])).max()
-            axis.set_title(f"{title}, {dtype}: apart by at most {gap:.1e}", fontsize=9, loc="left")
+            axis.set_title(f"{title}, {dtype}: {gap:.1e} apart", fontsize=9, loc="left")
         column[1].set_xlabel("optimiser step, the same rollouts")
     axes[0, 0].legend(frameon=False, fontsize=8)
     _save(figure, list(axes.flat), path)
