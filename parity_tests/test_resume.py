@@ -28,7 +28,7 @@ from jax_grpo.train import main, train
 from jax_grpo.weights import load_hf
 
 ITERATIONS = 16
-TIMES = ("time/", "tokens_per_second")
+TIMES = ("time/", "memory/", "tokens_per_second")
 CONFIG = """
 iterations: 16
 run_dir: unused
