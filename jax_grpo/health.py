@@ -1,8 +1,8 @@
 """Whether a run can learn at all: sicknesses seen in its metrics, each named once, in one line, with the setting to change.
 
 A check is a pure function of (training records so far, config, reward weights); `diagnose` runs them all. `HealthLog` feeds it
-iteration by iteration and keeps `health.jsonl`. Too long prompts need no check: they are refused, never cut (`rollout`).
-Knows nothing of models, tasks or how the numbers were made.
+iteration by iteration and keeps `health.jsonl`. Too long prompts and rewards that are not numbers need no check: they stop the
+run (`rollout`, `tasks.checked`). Knows nothing of models, tasks or how the numbers were made.
 """
 
 import json
@@ -77,18 +77,6 @@ def _all(values: Sequence[float], sick: Callable[[float], bool]) -> bool:
 def _flat_share(run: Run) -> list[float]:
     prompts = run.config.prompts.per_iteration
     return [flat / prompts for flat in run.last("groups_without_signal")]
-
-
-def nonfinite_reward(run: Run) -> Sickness | None:
-    """A component that is NaN or infinite in this iteration."""
-    record = run.history[-1]
-    means = {name: number(record, f"reward/{name}/mean") for name in run.weights if f"reward/{name}/mean" in record}
-    if broken := tuple(name for name, mean in means.items() if not math.isfinite(mean)):
-        return Sickness(
-            f"reward component {', '.join(broken)} is not a finite number for some completion; fix its function in tasks/ "
-            "(every reward would become NaN)",
-            broken,
-        )
 
 
 def wrong_ratio(run: Run) -> Sickness | None:
@@ -231,7 +219,6 @@ def mostly_clipped(run: Run) -> Sickness | None:
 
 # Causes before symptoms: a finding silences those listed with it, so that a sick run gets one line and not five.
 CHECKS: dict[str, tuple[Callable[[Run], Sickness | None], tuple[str, ...]]] = {
-    "nonfinite_reward": (nonfinite_reward, ("no_signal", "constant_component")),
     "wrong_ratio": (wrong_ratio, ("mostly_clipped", "sampling_mismatch")),
     "sampling_mismatch": (sampling_mismatch, ()),
     "no_learning_rate": (no_learning_rate, ()),

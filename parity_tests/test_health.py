@@ -12,6 +12,7 @@ from jax_grpo.health import CHECKS, HealthLog, diagnose
 from jax_grpo.metrics import distinct_share, histogram, read_metrics
 from jax_grpo.rollout import PromptTooLong
 from jax_grpo.tasks import TASKS
+from jax_grpo.tasks.checked import RewardError
 from jax_grpo.train import Trainer, train
 
 TOY, QUICK = "configs/length_toy.yaml", "configs/quickstart.yaml"
@@ -44,13 +45,6 @@ def stale_rollouts(trainer: Trainer) -> None:
     trainer.generate = stale(trainer.generate, trainer.reference)
 
 
-def nan_in_one_completion(trainer: Trainer) -> None:
-    score = trainer.task.score
-    row = np.zeros(trainer.config.prompts.per_iteration * trainer.config.rollout.group_size, np.float32)
-    row[3] = np.nan
-    trainer.task.score = lambda prompts, texts: {name: v + row for name, v in score(prompts, texts).items()}
-
-
 # check: config, overrides, what is broken inside (where no setting can break it), what the line must name
 SICK = {
     "cut_at_the_cap": (TOY, [*TINY, *ONE_MOVE, "--task.prompt_style", "full"], None, "raise rollout.max_new_tokens"),
@@ -60,7 +54,6 @@ SICK = {
         None,
         r"set update.total_steps \(now 2\)",
     ),
-    "nonfinite_reward": (TOY, TINY, nan_in_one_completion, "reward component length is not a finite number"),
     "wrong_ratio": (
         TOY,
         [*TINY, "--update.epochs", "2", "--kl.beta", "0.01", "--update.learning_rate", "0.1"],
@@ -145,6 +138,16 @@ def test_a_prompt_that_would_be_cut_is_refused_with_its_key(tmp_path):
         trainer.iterate(0)
 
 
+def test_a_reward_that_is_not_a_number_stops_the_first_iteration(tmp_path):
+    trainer = Trainer(load_config(TOY, [*TINY, "--run_dir", str(tmp_path)]))
+    score = trainer.task.score
+    trainer.task.score = lambda prompts, texts: {
+        name: np.where(np.arange(len(texts)) == 3, np.nan, x) for name, x in score(prompts, texts).items()
+    }
+    with pytest.raises(RewardError, match=r"task 'length': reward component 'length' is .*nan.*Sample 3: prompt"):
+        trainer.iterate(0)
+
+
 def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -167,7 +170,6 @@ def test_the_recorded_quickstart_gives_no_alarm_at_any_iteration(seed):
 
 # One healthy record of the quickstart, and per check the least that makes it sick.
 CHANGES = {
-    "nonfinite_reward": {"reward/legal/mean": None},
     "wrong_ratio": {"ratio/first_deviation": 0.01},
     "sampling_mismatch": {"logp_mismatch/mean": 0.06},
     "no_learning_rate": {"learning_rate": 0.0},

@@ -93,12 +93,13 @@ def test_parameters_after_20_steps(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_50_step_curves_lie_on_each_other(dtype):
-    (_, records), (_, expected) = _run_jax(dtype, 50), _run_torch(dtype, 50)
-    # The same rollouts, so nothing feeds back: curves may part by what 50 steps make of one rounding.
-    tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 5e-2}[dtype]
-    for name in ("loss", "kl/mean"):
-        curve, reference = (np.array([record[name] for record in run]) for run in (records, expected))
-        show(name, {"largest distance": float(np.abs(curve - reference).max())}, tolerance * np.ptp(reference))
+    both = [run(dtype, 50)[1] for run in (_run_jax, _run_torch)]
+    # The same rollouts, so nothing feeds back: curves may part by what 50 steps make of one rounding. A curve is judged as the
+    # contract judges a tensor, by relative L2, and in bfloat16 by the gradients' tolerance: one token of 17 can make half of
+    # a step's KL here, and AdamW turns the sign of a gradient that is only rounding into a full step.
+    tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": TOLERANCES["bfloat16"].gradients}[dtype]
+    curves = [{f"curve/{name}": np.array([record[name] for record in run]) for name in ("loss", "kl/mean")} for run in both]
+    show("curves", tensor_errors(*curves, "curve/"), tolerance)
 
 
 def test_torchs_own_adamw_and_optax_take_the_same_steps():
