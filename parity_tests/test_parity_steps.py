@@ -98,7 +98,9 @@ def test_50_step_curves_lie_on_each_other(dtype):
     # contract judges a tensor, by relative L2, and in bfloat16 by the gradients' tolerance: one token of 17 can make half of
     # a step's KL here, and AdamW turns the sign of a gradient that is only rounding into a full step.
     tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": TOLERANCES["bfloat16"].gradients}[dtype]
-    curves = [{f"curve/{name}": np.array([record[name] for record in run]) for name in ("loss", "kl/mean")} for run in both]
+    curves = [
+        {f"curve/{name}": np.array([record[name] for record in run]) for name in ("loss", "kl/mean")} for run in both
+    ]
     show("curves", tensor_errors(*curves, "curve/"), tolerance)
 
 
