@@ -84,11 +84,12 @@ class Console:
             )
         )
 
-    def samples(self, rows: Sequence[tuple[str, str, float]]) -> None:
-        """(prompt, completion, reward) lines."""
-        for prompt, completion, reward in rows:
-            line = Text("    ").append(prompt.strip(), style="dim").append(completion.replace("\n", "⏎"), style="green")
-            self._rich.print(line.append(f"   reward {reward:.3f}", style="yellow"))
+    def samples(self, rows: Sequence[Mapping]) -> None:
+        """Lines of `prompt`, `completion` and `reward` (see `samples.sample_rows`)."""
+        for row in rows:
+            prompt, completion = row["prompt"].strip(), row["completion"].replace("\n", "⏎")
+            line = Text("    ").append(prompt, style="dim").append(completion, style="green")
+            self._rich.print(line.append(f"   reward {row['reward']:.3f}", style="yellow"))
 
 
 def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:

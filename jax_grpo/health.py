@@ -1,18 +1,15 @@
 """Whether a run can learn at all: sicknesses seen in its metrics, each named once, in one line, with the setting to change.
 
-A check is a pure function of (training records so far, config, reward weights); `diagnose` runs them all. `HealthLog` feeds it
-iteration by iteration and keeps `health.jsonl`. Too long prompts and rewards that are not numbers need no check: they stop the
+A check is a pure function of (training records so far, config, reward weights); `diagnose` runs them all (`health_log` feeds it
+iteration by iteration). Too long prompts and rewards that are not numbers need no check: they stop the
 run (`rollout`, `tasks.checked`). Knows nothing of models, tasks or how the numbers were made.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from jax_grpo.config import Config
-from jax_grpo.metrics import read_metrics
 
 WINDOW = 3  # iterations in a row that must look sick; one bad batch is chance
 LONG_WINDOW = 5  # for what a healthy run may show briefly
@@ -251,44 +248,3 @@ def diagnose(history: Sequence[Mapping], config: Config, weights: Mapping[str, f
             findings.append(Finding(name, found.subjects, int(history[-1]["iteration"]), found.line))
             explained |= set(symptoms)
     return findings
-
-
-class HealthLog:
-    """Names each finding of a run once, on the console and in `health.jsonl`.
-
-    What was found is a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself.
-
-    Args:
-        run_dir: the run's folder, its metrics as far as they go.
-        config: the run's.
-        weights: reward weights by component.
-        say: shows one line.
-    """
-
-    def __init__(self, run_dir: Path, config: Config, weights: Mapping[str, float], say: Callable[[str], None]):
-        self._path, self._config, self._weights, self._say = run_dir / "health.jsonl", config, weights, say
-        self._history: list[Mapping] = []
-        self._findings: list[Finding] = []
-        metrics = run_dir / "metrics.jsonl"
-        for record in read_metrics(metrics) if metrics.exists() else []:
-            if "loss" in record:
-                self._new(record)
-        self._write()
-
-    def __call__(self, metrics: Mapping[str, float]) -> None:
-        """Looks at one more iteration."""
-        if new := self._new(metrics):
-            self._write()
-        for finding in new:
-            self._say(f"health: {finding.line}")
-
-    def _new(self, record: Mapping) -> list[Finding]:
-        self._history.append(record)
-        known = {(finding.check, subject) for finding in self._findings for subject in finding.subjects or ("",)}
-        found = diagnose(self._history, self._config, self._weights)
-        new = [f for f in found if not {(f.check, subject) for subject in f.subjects or ("",)} <= known]
-        self._findings += new
-        return new
-
-    def _write(self) -> None:
-        self._path.write_text("".join(json.dumps(f._asdict()) + "\n" for f in self._findings), encoding="utf-8")

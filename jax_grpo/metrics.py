@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jax_grpo.config import Config, ConfigError
+from jax_grpo.records import read_records
 from jax_grpo.tensorboard import EventFile
 
 
@@ -25,12 +26,6 @@ class MetricsError(RuntimeError):
 
 
 HISTOGRAM_BINS = 10
-
-
-def distinct_share(completions: Sequence[str], group_size: int) -> float:
-    """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
-    groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
-    return float(np.mean([len(set(group)) / len(group) for group in groups]))
 
 
 def peak_memory() -> dict[str, float]:
@@ -143,7 +138,7 @@ class MetricsLog:
 
 def _continued(path: Path, first_iteration: int) -> TextIO:
     """The file with its records before `first_iteration`, open for more; a line that a kill cut short is dropped."""
-    kept = [record for record in read_metrics(path) if record["iteration"] < first_iteration] if path.exists() else []
+    kept = [record for record in read_records(path) if record["iteration"] < first_iteration] if path.exists() else []
     path.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
     return path.open("a", encoding="utf-8")
 
@@ -163,16 +158,3 @@ def _start_wandb(run_dir: Path, config: Config):
     return wandb.init(
         project="jax_grpo", dir=str(run_dir), mode=config.logging.wandb, config=config.model_dump(), name=run_dir.name
     )
-
-
-def read_metrics(path: str | Path) -> list[dict]:
-    """Records of a metrics.jsonl; a last line cut short by a kill is left out."""
-    records = []
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise
-    return records

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from jax_grpo.evaluate import Evaluation, Evaluator
-from jax_grpo.metrics import read_metrics
+from jax_grpo.records import read_records
 from jax_grpo.tasks.base import Prompt
 
 PANELS = (
@@ -30,7 +30,7 @@ LIGHT, DARK, MODEL, ILLEGAL, ENGINE = "#f0e4d0", "#b9a284", "#2563eb", "#dc2626"
 def save_all(run_dir: Path, evaluator: Evaluator | None, evaluation: Evaluation | None) -> list[Path]:
     """`curves.png`, and `boards.png` where the held-out prompts are labelled positions."""
     made = [run_dir / "curves.png"]
-    curves(read_metrics(run_dir / "metrics.jsonl"), made[0])
+    curves(read_records(run_dir / "metrics.jsonl"), made[0])
     if evaluator is not None and evaluation is not None:
         labelled = [i for i, prompt in enumerate(evaluator.prompts) if prompt.position and prompt.position.moves]
         if labelled and "legal" in evaluation.components["greedy"]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jax_grpo.records import RecordsError
 from jax_grpo.report_boards import PIECES_SVG
 from jax_grpo.report_data import ReportError, read_run
 
@@ -20,7 +21,7 @@ def render(folders: Sequence[str | Path]) -> str:
     """The page of these runs.
 
     Raises:
-        ReportError: a folder is missing or broken; names it.
+        ReportError, RecordsError: a folder is missing or broken, or one of its files; names it.
     """
     runs = [read_run(folder) for folder in folders]
     for run in runs:  # two runs of one name (seed0/quickstart, seed1/quickstart) are told apart by their paths
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         page = render(arguments.runs)
         Path(arguments.out).write_text(page, encoding="utf-8")
-    except (ReportError, OSError) as error:
+    except (ReportError, RecordsError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     print(f"saved: {arguments.out} ({len(page.encode()) / 1e6:.1f} MB, {len(arguments.runs)} run(s))")
 

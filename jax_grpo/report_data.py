@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from jax_grpo.records import read_records
 from jax_grpo.report_boards import board_svg
 
 POINTS = 1000  # of a curve; longer runs show means of neighbours
@@ -34,6 +35,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
     Raises:
         ReportError: see the class.
+        RecordsError: a file of records is broken.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -43,7 +45,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
     if not (folder / "metrics.jsonl").is_file():
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise ReportError(f"{folder}: no metrics.jsonl in it (found: {found}); expected a run_dir of jax_grpo.train")
-    records = _records(folder / "metrics.jsonl")
+    records = read_records(folder / "metrics.jsonl")
     training = _once(record for record in records if "loss" in record)
     if not training:
         raise ReportError(f"{folder}/metrics.jsonl: no training iteration in it yet; expected records with a loss")
@@ -68,35 +70,8 @@ def read_run(folder: str | Path) -> dict[str, Any]:
     }
 
 
-def _records(path: Path) -> list[dict]:
-    """Objects of a JSON-lines file; a last line cut short by a kill is left out."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read ({error})") from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):  # no line end after it
-                continue
-            raise ReportError(f"{path}:{number}: {line[:60]!r} is not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise ReportError(f"{path}:{number}: {line[:60]!r}; expected an object")
-        records.append(record)
-    for number, record in enumerate(records, start=1):
-        if not isinstance(record.get("iteration"), int):
-            raise ReportError(
-                f"{path}: record {number} has iteration {record.get('iteration')!r}; expected a whole number"
-            )
-    return records
-
-
 def _optional(path: Path) -> list[dict]:
-    return _records(path) if path.is_file() else []
+    return read_records(path) if path.is_file() else []
 
 
 def _once(records: Iterable[Mapping]) -> list[Mapping]:

@@ -47,6 +47,11 @@ class Rollout(NamedTuple):
     stopped_PG: jax.Array
 
 
+def padded_length(tokens: int) -> int:
+    """Columns that a batch takes whose longest prompt has so many tokens."""
+    return -(-tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+
+
 def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> PromptTokens:
     """Left-padded ids and mask, padded to the smallest multiple of `PROMPT_MULTIPLE` that holds the longest prompt.
 
@@ -59,8 +64,7 @@ def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) 
             raise PromptTooLong(
                 f"prompt {text[:80]!r} has {len(ids)} tokens; expected 1 to prompts.max_prompt_tokens = {max_tokens}"
             )
-    longest = max(map(len, encoded))
-    width = -(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+    width = padded_length(max(map(len, encoded)))
     ids_PT = np.full((len(encoded), width), tokenizer.pad_id, np.int32)
     mask_PT = np.zeros((len(encoded), width), np.int32)
     for row, ids in enumerate(encoded):

@@ -1,4 +1,5 @@
-"""Completions worth keeping as records: the first of some prompts, with their scores and, for moves, what a board shows.
+"""Completions worth keeping as records: the first of some prompts, with their scores and, for moves, what a board shows; and how
+many of a group differ.
 
 Pure functions of an iteration's completions. Knows no files.
 """
@@ -40,6 +41,12 @@ def sample_rows(
     return [_row(prompts[i], completions[i], rewards_B[i], {n: v[i] for n, v in components.items()}) for i in rows][
         : config.logging.samples
     ]
+
+
+def distinct_share(completions: Sequence[str], group_size: int) -> float:
+    """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
+    groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
+    return float(np.mean([len(set(group)) / len(group) for group in groups]))
 
 
 def _row(prompt: Prompt, completion: str, reward: float, components: Mapping[str, float]) -> dict:

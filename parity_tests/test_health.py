@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 from jax_grpo.config import load_config
-from jax_grpo.health import CHECKS, HealthLog, diagnose
-from jax_grpo.metrics import distinct_share, histogram, read_metrics
+from jax_grpo.health import CHECKS, diagnose
+from jax_grpo.health_log import HealthLog
+from jax_grpo.metrics import histogram
+from jax_grpo.records import read_records
 from jax_grpo.rollout import PromptTooLong
+from jax_grpo.samples import distinct_share
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.checked import RewardError
-from jax_grpo.train import Trainer, train
+from jax_grpo.train import train
+from jax_grpo.trainer import Trainer
 
 TOY, QUICK = "configs/length_toy.yaml", "configs/quickstart.yaml"
 TINY = [
@@ -153,7 +157,7 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def recorded(path: Path) -> list[dict]:
-    return [record for record in read_metrics(path) if "loss" in record]
+    return [record for record in read_records(path) if "loss" in record]
 
 
 def weights_of(config) -> dict[str, float]:

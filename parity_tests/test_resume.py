@@ -21,8 +21,9 @@ import pytest
 from jax_grpo import checkpoint_files as files
 from jax_grpo.config import ConfigError, check_files, load_config
 from jax_grpo.loading import load_policy
-from jax_grpo.metrics import MetricsError, MetricsLog, read_metrics
+from jax_grpo.metrics import MetricsError, MetricsLog
 from jax_grpo.prompts import selfplay_positions
+from jax_grpo.records import read_records
 from jax_grpo.resume import command
 from jax_grpo.train import main, train
 from jax_grpo.weights import load_hf
@@ -117,7 +118,7 @@ def require_same_run(
     records = [
         [
             {k: v for k, v in record.items() if not k.startswith(TIMES)}
-            for record in read_metrics(path / "metrics.jsonl")
+            for record in read_records(path / "metrics.jsonl")
         ]
         for path in (run, reference)
     ]
@@ -316,7 +317,7 @@ def test_steps_that_are_not_finite_stop_the_run_and_keep_the_last_good_checkpoin
     newest = files.complete(tmp_path / "run" / "checkpoints")[-1]
     assert f"the newest complete checkpoint is {newest}" in output
     finish(start(tmp_path, "run", "--resume", "auto", "--update.total_steps", "32"))
-    assert all(record["nonfinite"] == 0 for record in read_metrics(tmp_path / "run" / "metrics.jsonl")[:4])
+    assert all(record["nonfinite"] == 0 for record in read_records(tmp_path / "run" / "metrics.jsonl")[:4])
 
 
 @pytest.mark.slow

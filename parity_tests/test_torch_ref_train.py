@@ -12,7 +12,7 @@ from both import crafted_batch, settings, show, torch_model, weights
 
 import torch_ref.batch
 from jax_grpo.config import load_config
-from jax_grpo.metrics import read_metrics
+from jax_grpo.records import read_records
 from torch_ref.compare import tensor_errors
 from torch_ref.options import Options, computing, prepare
 from torch_ref.replay import replay
@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOY, QUICK = str(ROOT / "configs/length_toy.yaml"), str(ROOT / "configs/quickstart.yaml")
 # What the reference may share with the product: settings, texts, files and the terminal; never arrays.
 SHARED = {
-    "config", "config_files", "console", "metrics", "pictures", "prompts", "tasks", "tasks.base", "tasks.engine", "tokenizer",
+    "config", "config_files", "console", "metrics", "pictures", "prompts", "records", "samples", "tasks", "tasks.base",
+    "tasks.engine", "tokenizer",
 }  # fmt: skip
 HARNESS = {"parity.py", "parity_report.py"}  # run both sides on purpose
 
@@ -45,7 +46,7 @@ def test_the_reference_imports_no_maths_of_the_product():
 def test_the_length_toy_climbs(tmp_path):
     config = load_config(TOY, ["--run_dir", str(tmp_path), "--iterations", "40", "--logging.progress", "false"])
     train(config, Options())
-    rewards = [record["reward/mean"] for record in read_metrics(tmp_path / "metrics.jsonl")]
+    rewards = [record["reward/mean"] for record in read_records(tmp_path / "metrics.jsonl")]
     print(f"mean reward {rewards[0]:.2f} -> {rewards[-1]:.2f}")
     assert rewards[0] < 0.3 and np.mean(rewards[-5:]) > 0.6
     assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -69,7 +70,11 @@ def test_an_iteration_of_the_quickstart_takes_the_steps_its_config_says(extra):
     metrics, samples, batch, rewards_B = trainer.iterate(0)
     assert trainer.state.step == config.update.epochs * config.update.minibatches
     assert metrics["ratio/mean"] == pytest.approx(1, abs=1e-5) or config.update.epochs > 1
-    assert len(samples) == 16 and rewards_B.shape == (16,) and np.isfinite(metrics["loss"])
+    assert (
+        [row["reward"] for row in samples] == list(rewards_B[:12:4])
+        and rewards_B.shape == (16,)
+        and np.isfinite(metrics["loss"])
+    )
     assert float(metrics["logp_mismatch/max"]) < 1e-4
     groups = batch.advantages_B.reshape(4, 4)
     np.testing.assert_allclose(groups.sum(1), 0, atol=1e-4)

@@ -9,9 +9,11 @@ from conftest import relative_error
 
 from jax_grpo.config import load_config
 from jax_grpo.loading import load_policy
-from jax_grpo.metrics import MetricsLog, read_metrics
+from jax_grpo.metrics import MetricsLog
+from jax_grpo.records import read_records
 from jax_grpo.replay import BatchError, main, read_batch, replay
-from jax_grpo.train import NonFiniteUpdates, Trainer, train
+from jax_grpo.train import train
+from jax_grpo.trainer import NonFiniteUpdates, Trainer
 
 TOY = "configs/length_toy.yaml"
 QUICK = "configs/quickstart.yaml"
@@ -53,7 +55,7 @@ def in_repository(monkeypatch, request):
 
 def test_the_length_toy_climbs_to_its_cap_and_stays(in_repository, tmp_path):
     run = train(load_config(TOY, ["--run_dir", str(tmp_path / "run"), "--logging.samples_every", "0"]))
-    reward = [record["reward/mean"] for record in read_metrics(run / "metrics.jsonl")]
+    reward = [record["reward/mean"] for record in read_records(run / "metrics.jsonl")]
     print(
         f"reward: start {np.mean(reward[:3]):.2f}, last ten {np.mean(reward[-10:]):.3f}, least of them {min(reward[-10:]):.3f}"
     )
@@ -66,7 +68,7 @@ def test_a_run_leaves_metrics_weights_config_pictures_and_batches(in_repository,
     arguments = [*SMALL, "--run_dir", str(tmp_path), "--evaluation.positions", "20", "--record_batches", "1"]
     config = load_config(QUICK, arguments)
     train(config)
-    records = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "loss" in r]
+    records = [r for r in read_records(tmp_path / "metrics.jsonl") if "loss" in r]
     assert len(records) == 2
     for name in REQUIRED:
         assert name in records[-1], name
@@ -190,5 +192,5 @@ def test_metrics_are_strict_json_and_a_line_cut_short_is_left_out(tmp_path, in_r
     }
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 2, "lo')
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+    assert len(read_records(tmp_path / "metrics.jsonl")) == 2
     assert list((tmp_path / "tensorboard").iterdir())

@@ -28,7 +28,7 @@ from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.loading import Policy, load_policy
 from jax_grpo.replay import batch_from, completed
 from jax_grpo.replay import replay as jax_replay
-from jax_grpo.train import Trainer
+from jax_grpo.trainer import Trainer
 from jax_grpo.update import init_state, make_update
 from jax_grpo.weights import save_hf, to_hf
 from torch_ref import parity_report

@@ -20,6 +20,8 @@ from jax_grpo.config_files import weights_directory
 from jax_grpo.console import Console
 from jax_grpo.metrics import MetricsLog
 from jax_grpo.prompts import PromptDataset, load_positions
+from jax_grpo.records import read_records
+from jax_grpo.samples import sample_rows
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import Task, total_reward
 from jax_grpo.tasks.engine import EngineError
@@ -52,8 +54,8 @@ class Trainer:
         self.dataset = PromptDataset(load_positions(config.prompts, config.seed), config.seed)
         self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
 
-    def iterate(self, iteration: int) -> tuple[dict[str, float], list[tuple[str, str, float]], Batch, np.ndarray]:
-        """One iteration: metrics, (prompt, completion, reward) of every sample, the batch and its rewards [B]."""
+    def iterate(self, iteration: int) -> tuple[dict[str, float], list[dict], Batch, np.ndarray]:
+        """One iteration: metrics, some samples (`samples.sample_rows`), the batch and its rewards [B]."""
         config, group = self.config, self.config.rollout.group_size
         seconds, began = {}, time.perf_counter()
         drawn = self.dataset.batch(iteration, config.prompts.per_iteration)
@@ -85,9 +87,7 @@ class Trainer:
             metrics |= {f"reward/{name}/mean": float(values.mean()), f"reward/{name}/std": float(values.std())}
         if "legal" in components:
             metrics["legal_move_rate"] = float(components["legal"].mean())
-        samples = [
-            (p.text, text, float(r)) for p, text, r in zip(repeated, rollout.completions, rewards_B, strict=True)
-        ]
+        samples = sample_rows(repeated, rollout.completions, rewards_B.cpu().numpy(), components, config)
         return metrics | seconds, samples, batch, rewards_B.cpu().numpy()
 
     def group_ids(self) -> Tensor:
@@ -199,15 +199,13 @@ def train(config: Config, chosen: Options) -> Path:
             log.write(metrics)
             console.iteration(metrics)
             if config.logging.samples_every and iteration % config.logging.samples_every == 0:
-                console.samples(samples[:: config.rollout.group_size][: config.logging.samples])
+                console.samples(samples)
             if iteration < config.record_batches:
                 write_batch(run_dir / "batches" / f"{iteration:06d}.npz", batch, rewards_B, trainer.group_ids())
     save_hf(run_dir / "weights", trainer.state.model)
     trainer.tokenizer.save(run_dir / "weights")
     curves_file = run_dir / "curves.png"
-    from jax_grpo.metrics import read_metrics
-
-    curves(read_metrics(run_dir / "metrics.jsonl"), curves_file)
+    curves(read_records(run_dir / "metrics.jsonl"), curves_file)
     trainer.task.close()
     print(f"saved: {run_dir / 'weights'}, {run_dir / 'metrics.jsonl'}, {curves_file}")
     return run_dir

@@ -23,7 +23,7 @@ from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint import Checkpoints, abstract, restore
 from jax_grpo.config import CheckpointConfig, load_config
 from jax_grpo.run_folder import hardware
-from jax_grpo.train import Trainer
+from jax_grpo.trainer import Trainer
 
 WARM_UP = 2  # iterations, the first of which compiles
 CHUNK = 1 << 24  # bytes of one plain read

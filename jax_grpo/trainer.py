@@ -1,0 +1,261 @@
+"""What one run computes: its programs, its data, and one iteration from prompts to optimiser steps. No files, no console."""
+
+import dataclasses
+import hashlib
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo import advantages
+from jax_grpo.batch import Batch, GroupedTokens, cut, take
+from jax_grpo.checkpoint import abstract, content_hash, restore
+from jax_grpo.config import Config
+from jax_grpo.kl_control import beyond_guardrail
+from jax_grpo.loading import Policy, load_policy
+from jax_grpo.metrics import peak_memory
+from jax_grpo.out_of_memory import explained
+from jax_grpo.phases import Phases
+from jax_grpo.prompts import PromptDataset, load_positions
+from jax_grpo.resume import Origin, require_same_data
+from jax_grpo.rollout import Rollout, decode_completions, encode_prompts, make_generate, padded_length
+from jax_grpo.samples import distinct_share
+from jax_grpo.sampling import Sampling
+from jax_grpo.tasks import TASKS
+from jax_grpo.tasks.base import Prompt, Task, total_reward
+from jax_grpo.tasks.checked import checked_score
+from jax_grpo.update import TrainState, init_state, make_score, make_update
+
+
+class NonFiniteUpdates(RuntimeError):
+    """Too many optimiser steps in a row had a non-finite loss or gradient; the weights saved are the last good ones."""
+
+
+class Scored(NamedTuple):
+    """An iteration's completions with everything the update needs but log-probabilities.
+
+    `components` are raw reward components [B] by name, `rewards_B` their weighted sum with penalties.
+    """
+
+    prompts: list[Prompt]
+    completions: list[str]
+    components: dict[str, np.ndarray]
+    rewards_B: np.ndarray
+    rollout: Rollout
+    tokens: GroupedTokens
+
+
+class Trainer:
+    """The programs and data of one run. `iterate` does one iteration; `state` is what training has changed so far."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        context = padded_length(config.prompts.max_prompt_tokens) + config.rollout.max_new_tokens
+        self.policy: Policy = load_policy(config.model, config.seed, context)
+        self.tokenizer = self.policy.tokenizer
+        self.task: Task = TASKS[config.task.name](config.task)
+        positions = load_positions(config.prompts, config.seed)
+        self.dataset = PromptDataset(positions, config.seed)
+        self.steps_an_iteration = config.update.epochs * config.update.minibatches
+        self.generate = make_generate(
+            self.policy.graphdef,
+            vocab_size=self.tokenizer.vocab_size,
+            pad_id=self.tokenizer.pad_id,
+            group_size=config.rollout.group_size,
+            max_new_tokens=config.rollout.max_new_tokens,
+            sampling=Sampling(
+                config.rollout.temperature,
+                config.rollout.top_k,
+                config.rollout.top_p,
+                config.rollout.min_p,
+                config.rollout.repetition_penalty,
+            ),
+            stop_table_SV=self.task.stop_rule.token_table(self.tokenizer),
+            accept_state=self.task.stop_rule.accept,
+        )
+        self.score = make_score(self.policy.graphdef, config)
+        self.update = make_update(self.policy.graphdef, config, config.optimizer_steps())
+        # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
+        self.reference = jax.tree.map(jnp.copy, self.policy.params) if config.kl.beta > 0 else None
+        self.state: TrainState = init_state(jax.tree.map(jnp.copy, self.policy.params), config)
+        self.policy = self.policy._replace(params=None)
+        self.identity = {
+            "architecture": dataclasses.asdict(self.policy.architecture),
+            "reference": None if self.reference is None else content_hash(self.reference),
+            "positions": hashlib.sha256(repr(positions).encode()).hexdigest(),
+        }
+
+    def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
+        """One iteration; returns its metrics, the scored completions and the batch it trained on."""
+        phases = phases or Phases()
+        started = time.perf_counter()
+        with explained(phases, self.config):
+            scored = self._rollout_and_score(iteration, phases)
+            batch, flat_B = phases.run("score", lambda: self._make_batch(scored))
+            steps = phases.run("update", lambda: self._optimise(batch, iteration))
+        seconds = time.perf_counter() - started
+        return self._metrics(iteration, scored, flat_B, steps, phases.seconds, seconds), scored, batch
+
+    def restore(self, origin: Origin) -> None:
+        """Puts the checkpoint's state in the place of the fresh one, which is freed first: two do not fit everywhere.
+
+        Raises:
+            CheckpointError: the model, the reference weights or the positions are not those of the checkpoint.
+        """
+        require_same_data(origin, self.identity)
+        like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
+        self.state = restore(origin.path, origin.content, like)
+
+    def manifest(self, iterations_done: int, metrics_bytes: int) -> dict[str, Any]:
+        """What a checkpoint says beside its arrays; with those it is all that the iterations to come depend on."""
+        return {
+            "config": self.config.model_dump(),
+            "architecture": self.identity["architecture"],
+            "identity": self.identity,
+            "seed": self.config.seed,  # with the iteration, the position of every random stream
+            "next_prompt": iterations_done * self.config.prompts.per_iteration,
+            "metrics_bytes": metrics_bytes,
+            "nonfinite_total": int(self.state.nonfinite_total),
+        }
+
+    def _rollout_and_score(self, iteration: int, phases: Phases) -> Scored:
+        config, group = self.config, self.config.rollout.group_size
+        drawn = self.dataset.batch(iteration, config.prompts.per_iteration)
+        prompts = [self.task.prompt(position, config.seed * 1_000_003 + index) for index, position in drawn]
+        ids_PT, mask_PT = encode_prompts([p.text for p in prompts], self.tokenizer, config.prompts.max_prompt_tokens)
+        states_P = np.array([p.start_state for p in prompts], np.int32)
+        numbers_P = np.array([index for index, _ in drawn], np.int32)
+        rollout = phases.run(
+            "rollout",
+            lambda: self.generate(
+                self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration)
+            ),
+        )
+        repeated = [prompt for prompt in prompts for _ in range(group)]
+        completions, components, rewards_B = phases.run("reward", lambda: self._reward(repeated, rollout))
+        tokens = GroupedTokens(
+            jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout.completion_ids_PGC, rollout.completion_mask_PGC
+        )
+        return Scored(repeated, completions, components, rewards_B, rollout, tokens)
+
+    def _reward(self, prompts: list[Prompt], rollout: Rollout) -> tuple[list[str], dict[str, np.ndarray], np.ndarray]:
+        """Stop-truncated texts, their raw components [B], and the weighted sum with penalties."""
+        config = self.config
+        completions = [
+            self.task.stop_rule.truncate(text, prompt.start_state)[0]
+            for prompt, text in zip(prompts, decode_completions(rollout, self.tokenizer), strict=True)
+        ]
+        components = checked_score(self.task, prompts, completions)
+        rewards_B = total_reward(components, self.task.component_weights)
+        if config.objective.overlong_penalty is not None:
+            penalty = config.objective.overlong_penalty
+            lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
+            rewards_B = rewards_B + np.asarray(
+                advantages.overlong_penalty(lengths_B, config.rollout.max_new_tokens, penalty.length, penalty.weight)
+            )
+        return completions, components, rewards_B
+
+    def _make_batch(self, scored: Scored) -> tuple[Batch, np.ndarray]:
+        """The iteration's batch with advantages and cached log-probabilities, and which rows have no signal."""
+        config, rollout = self.config, scored.rollout
+        group_ids_B = self.group_ids()
+        if config.advantage.components == "sum_first":
+            advantages_B, flat_B = advantages.group_advantages(
+                jnp.asarray(scored.rewards_B), jnp.asarray(group_ids_B), config.advantage
+            )
+        else:
+            weights = self.task.component_weights
+            names = [name for name in scored.components if weights.get(name)]
+            advantages_B, flat_B = advantages.combined_advantages(
+                jnp.stack([jnp.asarray(scored.components[name]) for name in names]),
+                jnp.array([weights[name] for name in names]),
+                jnp.asarray(group_ids_B),
+                config.advantage,
+            )
+        rows = (-1, config.rollout.max_new_tokens)
+        batch = Batch(
+            tokens=scored.tokens,
+            mask_BS=rollout.completion_mask_PGC.reshape(rows),
+            advantages_B=advantages_B,
+            stopped_B=rollout.stopped_PG.reshape(-1),
+            sampling_logp_BS=rollout.sampling_logp_PGC.reshape(rows),
+        )
+        if self._needs_old_logp():
+            old_logp_BS, entropy_BS = self.score(self.state.params, batch)
+            batch = dataclasses.replace(
+                batch, old_logp_BS=old_logp_BS, entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None
+            )
+        if self.reference is not None:
+            ref_logp_BS, _ = self.score(self.reference, batch)
+            batch = dataclasses.replace(batch, ref_logp_BS=ref_logp_BS)
+        return batch, np.asarray(flat_B)
+
+    def _needs_old_logp(self) -> bool:
+        """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
+        return (
+            self.steps_an_iteration > 1 or self.config.objective.entropy_quantile > 0 or self.config.record_batches > 0
+        )
+
+    def group_ids(self) -> np.ndarray:
+        """The group of each completion, int32 [B]."""
+        return np.repeat(np.arange(self.config.prompts.per_iteration, dtype=np.int32), self.config.rollout.group_size)
+
+    def _optimise(self, batch: Batch, iteration: int) -> list[dict[str, jax.Array]]:
+        """mu epochs of minibatch steps; metrics of each step, still on the device."""
+        config, steps = self.config, []
+        for epoch in range(config.update.epochs):
+            pieces = cut(self._shuffled(batch, iteration, epoch), config.update.minibatches)
+            for number in range(config.update.minibatches):
+                self.state, metrics = self.update(self.state, take(pieces, number))
+                steps.append(metrics)
+            ends = config.kl.guardrail == "end_epoch" and self.reference is not None
+            if ends and bool(beyond_guardrail(steps[-1]["kl/mean"], config.kl)):
+                break
+        if int(self.state.nonfinite_in_a_row) >= config.update.max_consecutive_nonfinite:
+            raise NonFiniteUpdates(
+                f"{int(self.state.nonfinite_in_a_row)} optimiser steps in a row had a non-finite loss or gradient "
+                f"(update.max_consecutive_nonfinite = {config.update.max_consecutive_nonfinite}); the parameters are "
+                f"those of optimiser step {int(self.state.optimizer_step)}. Try a lower update.learning_rate."
+            )
+        return steps
+
+    def _shuffled(self, batch: Batch, iteration: int, epoch: int) -> Batch:
+        """Groups in a new order, a function of (seed, iteration, epoch), when there are minibatches to mix."""
+        if self.config.update.minibatches == 1:
+            return batch
+        prompts, group = self.config.prompts.per_iteration, self.config.rollout.group_size
+        order_P = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(prompts)
+        order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
+        tokens = jax.tree.map(lambda x: x[order_P], batch.tokens)
+        rows = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.name != "tokens"}
+        return dataclasses.replace(batch, tokens=tokens, **jax.tree.map(lambda x: x[order_B], rows))
+
+    def _metrics(
+        self, iteration, scored: Scored, flat_B, steps, seconds: dict[str, float], total: float
+    ) -> dict[str, float]:
+        lengths_B = np.asarray(scored.rollout.completion_mask_PGC).sum(-1).reshape(-1)
+        stopped_B = np.asarray(scored.rollout.stopped_PG).reshape(-1)
+        group = self.config.rollout.group_size
+        out: dict[str, float] = {"iteration": iteration, "optimizer_step": int(self.state.optimizer_step)}
+        # The ratio, clipping and KL of the last step tell how far the iteration went; losses are means over its steps.
+        for name in steps[0]:
+            values = [float(step[name]) for step in steps]
+            out[name] = float(np.mean(values)) if name in ("loss", "policy_loss", "grad_norm") else values[-1]
+        out.setdefault("kl/mean", 0.0)
+        out.setdefault("kl/p95", 0.0)
+        out["kl/beyond_guardrail"] = float(beyond_guardrail(out["kl/mean"], self.config.kl))
+        out["reward/mean"], out["reward/std"] = float(scored.rewards_B.mean()), float(scored.rewards_B.std())
+        for name, values in scored.components.items():
+            out[f"reward/{name}/mean"], out[f"reward/{name}/std"] = float(values.mean()), float(values.std())
+        if "legal" in scored.components:
+            out["legal_move_rate"] = float(scored.components["legal"].mean())
+        out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
+        out["completion_length/mean"] = float(lengths_B.mean())
+        out["truncated_fraction"] = float(1 - stopped_B.mean())
+        out["completions/distinct"] = distinct_share(scored.completions, group)
+        out["ratio/first_deviation"] = float(steps[0]["ratio/deviation"])
+        out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
+        out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
+        return out
