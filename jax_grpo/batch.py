@@ -148,5 +148,10 @@ def record(batch: Batch, rewards_B: np.ndarray, group_ids_B: np.ndarray) -> dict
         "group_ids": np.asarray(group_ids_B),
         "stopped": np.asarray(batch.stopped_B),
     }
-    optional = {"old_logp": batch.old_logp_BS, "ref_logp": batch.ref_logp_BS, "sampling_logp": batch.sampling_logp_BS}
+    optional = {
+        "old_logp": batch.old_logp_BS,
+        "ref_logp": batch.ref_logp_BS,
+        "sampling_logp": batch.sampling_logp_BS,
+        "entropy": batch.entropy_BS,
+    }
     return arrays | {name: aligned(x) for name, x in optional.items() if x is not None}

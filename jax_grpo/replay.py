@@ -3,9 +3,9 @@
     python -m jax_grpo.replay --config C.yaml --weights HF_DIR --batch B.npz --out O.npz
 
 Batch arrays, all [B, T] and aligned to token positions (`x[:, t]` belongs to `input_ids[:, t]` given what stands before it,
-position 0 unused): input_ids, attention_mask, completion_mask, and optionally old_logp, ref_logp (else computed with the
-given weights), sampling_logp; per row `rewards` or `advantages` [B], `group_ids` [B], optionally `stopped` [B]. Output: every
-metric, logp, advantages, grad/<HF name> before clipping, param/<HF name> after the step.
+position 0 unused): input_ids, attention_mask, completion_mask, and optionally old_logp, ref_logp, entropy (of the old policy;
+each else computed with the given weights), sampling_logp; per row `rewards` or `advantages` [B], `group_ids` [B], optionally
+`stopped` [B]. Output: every metric, logp, advantages, grad/<HF name> before clipping, param/<HF name> after the step.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from jax_grpo.update import init_state, make_score, make_step
 from jax_grpo.weights import WeightsError, to_hf
 
 TOKEN_ARRAYS = ("input_ids", "attention_mask", "completion_mask")
-OPTIONAL_TOKEN_ARRAYS = ("old_logp", "ref_logp", "sampling_logp")
+OPTIONAL_TOKEN_ARRAYS = ("old_logp", "ref_logp", "sampling_logp", "entropy")
 ROW_ARRAYS = ("rewards", "advantages", "group_ids", "stopped")
 
 
@@ -84,13 +84,14 @@ def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
         old_logp_BS=optional("old_logp"),
         ref_logp_BS=optional("ref_logp") if config.kl.beta > 0 else None,
         sampling_logp_BS=optional("sampling_logp"),
+        entropy_BS=optional("entropy") if config.objective.entropy_quantile > 0 else None,
     )
 
 
 def completed(batch: Batch, policy: Policy, config: Config) -> Batch:
     """The batch with the log-probabilities and entropies that the config needs and the file lacks, by the given weights."""
     needs_ref = config.kl.beta > 0 and batch.ref_logp_BS is None
-    needs_entropy = config.objective.entropy_quantile > 0
+    needs_entropy = config.objective.entropy_quantile > 0 and batch.entropy_BS is None
     if not (needs_ref or batch.old_logp_BS is None or needs_entropy):
         return batch
     logp_BS, entropy_BS = make_score(policy.graphdef, config)(policy.params, batch)
@@ -98,7 +99,7 @@ def completed(batch: Batch, policy: Policy, config: Config) -> Batch:
         batch,
         old_logp_BS=logp_BS if batch.old_logp_BS is None else batch.old_logp_BS,
         ref_logp_BS=logp_BS if needs_ref else batch.ref_logp_BS,
-        entropy_BS=entropy_BS if needs_entropy else None,
+        entropy_BS=entropy_BS if needs_entropy else batch.entropy_BS,
     )
 
 

@@ -1,6 +1,7 @@
 """One crafted batch through both implementations: what the parity tests compare, at three precisions."""
 
 import contextlib
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -45,6 +46,7 @@ def objective(name: str, **changes) -> dict:
     return {"name": name, "epsilon_low": 0.15, "epsilon_high": 1.25 if name == "cispo" else 0.25} | changes
 
 
+@functools.lru_cache(maxsize=1)
 def weights(scale: float = 4.0, architecture: GPT2Config = TINY) -> Arrays:
     """float64 weights under Hugging Face's names, larger than GPT-2's initial ones so that no logits are alike."""
     rng = np.random.default_rng(7)

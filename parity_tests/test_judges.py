@@ -63,16 +63,11 @@ OPTIONS = {
 LOSS, GRADIENTS = 1e-5, 1e-4
 
 
-@functools.cache
-def _weights() -> Arrays:
-    return weights()
-
-
 def _peer() -> GPT2LMHeadModel:
     sizes = {"n_layer": TINY.num_layers, "n_head": TINY.num_heads, "n_embd": TINY.hidden_size, "n_positions": 32}
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 1}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=TINY.vocab_size, **sizes, **off))
-    missing = model.load_state_dict({name: torch.from_numpy(x) for name, x in _weights().items()}, strict=False)
+    missing = model.load_state_dict({name: torch.from_numpy(x) for name, x in weights().items()}, strict=False)
     assert missing.missing_keys == ["lm_head.weight"]
     return model
 
@@ -127,8 +122,8 @@ def _second_reward(completions, **_):
 def _batch(left_padded: bool = False) -> Arrays:
     """The crafted batch; without padding before the prompt unless asked for: TRL's positions count it."""
     if left_padded:
-        return crafted_batch(_weights())
-    return crafted_batch(_weights(), full_prompts=True)
+        return crafted_batch(weights())
+    return crafted_batch(weights(), full_prompts=True)
 
 
 def _inputs(batch: Arrays, advantages: np.ndarray) -> dict[str, torch.Tensor]:
@@ -176,7 +171,7 @@ def _trl(trainer, inputs, loss_type: str, level: str, attributes=None, arguments
 def _both(batch: Arrays, **sections) -> tuple[dict[str, Arrays], np.ndarray]:
     """Our two steps on the batch, by name, and the advantages both took from the rewards."""
     config = settings("float32", **sections)
-    found = {"jax_grpo": jax_step(config, _weights(), batch), "torch_ref": torch_step(config, _weights(), batch)}
+    found = {"jax_grpo": jax_step(config, weights(), batch), "torch_ref": torch_step(config, weights(), batch)}
     return found, found["torch_ref"]["advantages"]
 
 
@@ -322,7 +317,7 @@ def test_transformers_agrees_on_logits_and_every_gradient():
     (logits * torch.from_numpy(cotangent)).sum().backward()
     expected = {f"grad/{name}": p.grad.numpy() for name, p in peer.named_parameters()}
 
-    policy = jax_policy(_weights(), "float32")
+    policy = jax_policy(weights(), "float32")
 
     def weighted(params):
         model = nnx.merge(policy.graphdef, params)

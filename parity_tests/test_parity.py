@@ -7,6 +7,7 @@ bounds. Float64 proves that the formulas are the same; float32 and bfloat16 that
 import functools
 import itertools
 
+import numpy as np
 import pytest
 from both import (
     crafted_batch,
@@ -57,18 +58,13 @@ OPTIONS = {
 
 
 @functools.cache
-def _weights():
-    return weights()
-
-
-@functools.cache
 def _batch():
-    return crafted_batch(_weights())
+    return crafted_batch(weights())
 
 
 def compare(dtype: str, *, compiled: bool = False, **sections) -> None:
     config, batch = settings(dtype, **sections), _batch()
-    found, reference = jax_step(config, _weights(), batch, compiled=compiled), torch_step(config, _weights(), batch)
+    found, reference = jax_step(config, weights(), batch, compiled=compiled), torch_step(config, weights(), batch)
     allowed = TOLERANCES[dtype]
     if config.objective.name == "clip":
         assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
@@ -87,6 +83,16 @@ def test_float64_every_option_of_the_loss(option):
     sections = {"objective": {}} | OPTIONS[option]
     sections["objective"] = objective("clip", **sections["objective"])
     compare("float64", **sections)
+
+
+def test_float64_the_top_entropy_mask_is_of_the_policy_that_sampled():
+    """Later steps on a rollout keep its tokens: entropies that the batch brings are used, not the current policy's."""
+    config = settings("float64", objective=objective("clip", entropy_quantile=0.6))
+    old = _batch() | {"entropy": np.random.default_rng(5).exponential(size=_batch()["input_ids"].shape)}
+    found, reference = jax_step(config, weights(), old), torch_step(config, weights(), old)
+    show("gradients", tensor_errors(found, reference), TOLERANCES["float64"].gradients)
+    current = torch_step(config, weights(), _batch())
+    assert max(tensor_errors(reference, current).values()) > 0.1, "other tokens than the current policy's"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -31,13 +31,8 @@ STEPS = 20
 
 
 @functools.cache
-def _weights() -> Arrays:
-    return weights()
-
-
-@functools.cache
 def _batches(count: int) -> list[Arrays]:
-    return [crafted_batch(_weights(), seed=seed) for seed in range(count)]
+    return [crafted_batch(weights(), seed=seed) for seed in range(count)]
 
 
 def _config(dtype: str, steps: int):
@@ -52,7 +47,7 @@ def _config(dtype: str, steps: int):
 def _run_jax(dtype: str, steps: int) -> tuple[Arrays, list[dict[str, float]]]:
     config = _config(dtype, steps)
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        policy = jax_policy(_weights(), dtype)
+        policy = jax_policy(weights(), dtype)
         update = make_update(policy.graphdef, config, config.optimizer_steps())
         state, records = init_state(policy.params, config), []
         for arrays in _batches(steps):
@@ -63,7 +58,7 @@ def _run_jax(dtype: str, steps: int) -> tuple[Arrays, list[dict[str, float]]]:
 
 def _run_torch(dtype: str, steps: int) -> tuple[Arrays, list[dict[str, float]]]:
     config = _config(dtype, steps)
-    model = torch_model(_weights(), dtype)
+    model = torch_model(weights(), dtype)
     state = start(model, config)
     batches = [torch_ref.batch.from_arrays(arrays, config, dtype=WIDTHS[dtype]) for arrays in _batches(steps)]
     records = [optimiser_step(state, batch, config) for batch in batches]
@@ -71,7 +66,7 @@ def _run_torch(dtype: str, steps: int) -> tuple[Arrays, list[dict[str, float]]]:
 
 
 def _change(parameters: Arrays) -> Arrays:
-    return {f"change/{name}": x - _weights()[name] for name, x in parameters.items()}
+    return {f"change/{name}": x - weights()[name] for name, x in parameters.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -61,7 +61,16 @@ SMALL = ["--prompts.per_iteration", "4", "--rollout.group_size", "4", "--update.
     [
         ["--update.epochs", "2", "--update.minibatches", "2", "--update.micro_batches", "2", "--kl.adaptive", "true"],
         ["--advantage.components", "normalise_each", "--kl.beta", "0"],
-        ["--objective.overlong_penalty", "{length: 2, weight: 0.5}", "--kl.guardrail", "end_epoch"],
+        [
+            "--objective.overlong_penalty",
+            "{length: 2, weight: 0.5}",
+            "--kl.guardrail",
+            "end_epoch",
+            "--objective.entropy_quantile",
+            "0.5",
+            "--update.epochs",
+            "2",
+        ],
     ],
 )
 def test_an_iteration_of_the_quickstart_takes_the_steps_its_config_says(extra):

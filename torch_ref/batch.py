@@ -1,7 +1,7 @@
 """The sequences of one optimiser step as tensors, and how to read them from a recorded .npz.
 
-A recorded batch has arrays [B, T] input_ids, attention_mask, completion_mask, old_logp, and optionally ref_logp and
-sampling_logp; and [B] advantages, or rewards with group_ids; optionally stopped. Column t of a [B, T] array belongs to
+A recorded batch has arrays [B, T] input_ids, attention_mask, completion_mask, old_logp, and optionally ref_logp, sampling_logp
+and entropy; and [B] advantages, or rewards with group_ids; optionally stopped. Column t of a [B, T] array belongs to
 input_ids[:, t]; column 0 is never a completion token.
 """
 
@@ -34,6 +34,8 @@ class Batch:
     old_logp_BT: Tensor | None = None
     ref_logp_BT: Tensor | None = None
     sampling_logp_BT: Tensor | None = None
+    entropy_BT: Tensor | None = None
+    """Of the policy that made the rollout, nats; for the top-entropy mask."""
     stopped_B: Tensor | None = None
     """Bool: ended by itself, not by the cap."""
 
@@ -109,6 +111,7 @@ def from_arrays(
         old_logp_BT=real("old_logp"),
         ref_logp_BT=real("ref_logp"),
         sampling_logp_BT=real("sampling_logp"),
+        entropy_BT=real("entropy"),
         stopped_B=found["stopped"].bool() if "stopped" in found else None,
     )
 
@@ -125,6 +128,7 @@ def write_batch(path: str | Path, batch: Batch, rewards_B: np.ndarray, group_ids
         "old_logp": batch.old_logp_BT,
         "ref_logp": batch.ref_logp_BT,
         "sampling_logp": batch.sampling_logp_BT,
+        "entropy": batch.entropy_BT,
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +137,7 @@ def write_batch(path: str | Path, batch: Batch, rewards_B: np.ndarray, group_ids
 
 
 VECTORS = {"advantages", "rewards", "group_ids", "stopped"}
-MATRICES = {"input_ids", "attention_mask", "completion_mask", "old_logp", "ref_logp", "sampling_logp"}
+MATRICES = {"input_ids", "attention_mask", "completion_mask", "old_logp", "ref_logp", "sampling_logp", "entropy"}
 
 
 def _advantages(found: dict[str, Tensor], config: Config, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ from flax import nnx
 from jax_grpo.batch import record
 from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.loading import Policy, load_policy
-from jax_grpo.replay import batch_from, completed
+from jax_grpo.replay import batch_from
 from jax_grpo.replay import replay as jax_replay
 from jax_grpo.trainer import Trainer
 from jax_grpo.update import init_state, make_update
@@ -128,7 +128,7 @@ def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tupl
     curves: dict[str, Any] = {side: {name: [] for name in CURVES} for side in ("jax_grpo", "torch_ref")}
     errors: dict[str, float] = {}
     for step, arrays in enumerate(batches, start=1):
-        state, ours = update(state, completed(batch_from(arrays, config), policy, config))
+        state, ours = update(state, batch_from(arrays, config))
         theirs = optimiser_step(reference, from_arrays(arrays, config, dtype=dtype), config)
         for side, metrics in (("jax_grpo", ours), ("torch_ref", theirs)):
             for name in CURVES:

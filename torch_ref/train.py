@@ -117,7 +117,7 @@ class Trainer:
         return rewards_B, advantages_B.to(self.texts.device)
 
     def _batch(self, rollout: Rollout, advantages_B: Tensor) -> Batch:
-        """The rollout with the old and the reference log-probabilities, computed once."""
+        """The rollout with the old and the reference log-probabilities and the old entropies, computed once."""
         dtype = torch.promote_types(next(self.state.model.parameters()).dtype, torch.float32)
         batch = Batch(
             rollout.input_ids_BT,
@@ -127,8 +127,8 @@ class Trainer:
             sampling_logp_BT=rollout.sampling_logp_BT.to(dtype),
             stopped_B=rollout.stopped_B,
         )
-        old_logp_BT, _ = score_batch(self.state.model, batch, self.config)
-        batch = dataclasses.replace(batch, old_logp_BT=old_logp_BT)
+        old_logp_BT, entropy_BT = score_batch(self.state.model, batch, self.config)
+        batch = dataclasses.replace(batch, old_logp_BT=old_logp_BT, entropy_BT=entropy_BT)
         if self.reference is None:
             return batch
         return dataclasses.replace(batch, ref_logp_BT=score_batch(self.reference, batch, self.config)[0])

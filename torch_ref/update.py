@@ -175,8 +175,13 @@ def score_batch(model: GPT2, batch: Batch, config: Config) -> tuple[Tensor, Tens
 
 
 def _entropy_mask(model: GPT2, batch: Batch, mask_BT: Tensor, config: Config) -> Tensor:
-    """Whole-batch quantile, so the entropies of all micro-batches are needed before the first one's loss."""
-    return top_entropy_mask(score_batch(model, batch, config)[1], mask_BT, config.objective.entropy_quantile)
+    """The tokens at which the policy that sampled was least sure: its entropies, so that later steps keep the same tokens.
+
+    A batch that brings none is one the given model has just sampled. The quantile is the whole batch's, so the entropies of
+    all micro-batches are needed before the first one's loss.
+    """
+    entropy_BT = score_batch(model, batch, config)[1] if batch.entropy_BT is None else batch.entropy_BT
+    return top_entropy_mask(entropy_BT, mask_BT, config.objective.entropy_quantile)
 
 
 def _gradients(model: GPT2) -> list[Tensor]:
