@@ -118,6 +118,6 @@ def _normalise_each(components_KB, weights_K, group_ids_B, config: AdvantageConf
 COMBINATIONS = {"sum_first": _sum_first, "normalise_each": _normalise_each}
 
 
-def overlong_penalty(length_B: jax.Array, cap: int, buffer: int, weight: float) -> jax.Array:
+def overlong_penalty(length_B: jax.Array, cap: int | jax.Array, buffer: int, weight: float) -> jax.Array:
     """Added to the reward: 0 up to cap - buffer tokens, then linearly down to -weight at the cap (DAPO, eq. 13)."""
     return -weight * jnp.clip((length_B - (cap - buffer)) / buffer, 0.0, 1.0)

@@ -89,11 +89,47 @@ class EngineConfig(Section):
     """Seconds after which a silent engine is restarted and the position analysed again."""
 
 
+class MixturePart(Section):
+    """One task of a mixture; what else it needs is in the task's own settings."""
+
+    share: Positive = 1.0
+    """Of the prompts, relative to the other parts' shares; met on average."""
+    max_new_tokens: Count | None = None
+    """Its own cap; null: rollout.max_new_tokens."""
+    rewards: dict[str, float] | None = None
+    """Weights by component, over the task's defaults."""
+
+
+class Mixture(Section):
+    """Several tasks in one batch: those that are not null."""
+
+    policy: MixturePart | None = None
+    environment: MixturePart | None = None
+    length: MixturePart | None = None
+
+    @property
+    def parts(self) -> dict[str, MixturePart]:
+        """The tasks that are asked, by name."""
+        return {name: part for name in type(self).model_fields if (part := getattr(self, name)) is not None}
+
+    @pydantic.model_validator(mode="after")
+    def _several(self) -> "Mixture":
+        if len(self.parts) < 2:
+            raise ValueError(f"task.mixture has {len(self.parts)} task; expected at least 2, or set task.name to it")
+        return self
+
+    def share(self, name: str) -> float:
+        """Mean share of the prompts that are this task's."""
+        return self.parts[name].share / sum(part.share for part in self.parts.values())
+
+
 class TaskConfig(Section):
     """What is asked and how it is scored."""
 
-    name: Literal["policy", "environment", "length"] = "policy"
-    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy."""
+    name: Literal["policy", "environment", "length", "mixed"] = "policy"
+    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `mixed` asks several in one batch."""
+    mixture: Mixture | None = None
+    """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
     prompt_style: Literal["full", "best_move"] = "full"
     """Policy task: the whole RookWorld row after `M:`, or one move after `B:`."""
     rewards: dict[str, float] | None = None
@@ -106,6 +142,17 @@ class TaskConfig(Section):
     """Environment task: share of prompts whose move is illegal."""
     engine: EngineConfig | None = None
     """null: the data set's labels and the rules of chess only."""
+
+    @pydantic.model_validator(mode="after")
+    def _mixed(self) -> "TaskConfig":
+        if (self.name == "mixed") != (self.mixture is not None):
+            raise ValueError(
+                f"task.name is {self.name} and task.mixture is {'given' if self.mixture else 'null'}: mixed needs a mixture, "
+                "and a mixture task.name: mixed"
+            )
+        if self.mixture is not None and self.rewards is not None:
+            raise ValueError("task.rewards is of one task; in a mixture set task.mixture.<task>.rewards")
+        return self
 
 
 class PromptsConfig(Section):
@@ -391,6 +438,12 @@ class Config(Section):
                 f"update.warmup_steps {self.update.warmup_steps} must be below the schedule's {steps} optimiser steps "
                 f"(update.total_steps, or iterations * update.epochs * update.minibatches)"
             )
+        for name, part in (self.task.mixture.parts if self.task.mixture else {}).items():
+            if (part.max_new_tokens or 0) > self.rollout.max_new_tokens:
+                raise ValueError(
+                    f"task.mixture.{name}.max_new_tokens {part.max_new_tokens} exceeds rollout.max_new_tokens "
+                    f"{self.rollout.max_new_tokens}"
+                )
         penalty = self.objective.overlong_penalty
         if penalty is not None and penalty.length > self.rollout.max_new_tokens:
             raise ValueError(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from jax_grpo.config import Config
 
+EVALUATED = ("legal", "best_move", "exact_fen", "reward")  # components shown of an evaluation
 # (heading, metric, format); a missing metric shows as a dash
 COLUMNS = (
     ("it", "iteration", "{:>5.0f}"),
@@ -72,9 +73,9 @@ class Console:
         shown = []
         for mode in ("greedy", "sampled"):
             parts = [
-                f"{name} {metrics[key]:.3f}"
-                for name in ("legal", "best_move", "reward")
-                if (key := f"eval/{mode}/{name}") in metrics
+                f"{name.removeprefix(f'eval/{mode}/')} {value:.3f}"
+                for name, value in metrics.items()
+                if name.startswith(f"eval/{mode}/") and name.rpartition("/")[2] in EVALUATED
             ]
             shown.append(f"{mode}: {', '.join(parts)}")
         self._rich.print(

@@ -12,7 +12,7 @@ import numpy as np
 from jax_grpo.loading import Policy
 from jax_grpo.rollout import decode_completions, encode_prompts, make_generate
 from jax_grpo.sampling import Sampling
-from jax_grpo.tasks.base import Prompt, Task, total_reward
+from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.checked import checked_score
 
 BATCH = 64  # prompts generated together; the last batch is filled up and the fill dropped
@@ -57,7 +57,7 @@ class Evaluator:
             rows = np.resize(np.arange(start, min(start + BATCH, len(self.prompts))), BATCH)
             tokens = encode_prompts([self.prompts[i].text for i in rows], self._tokenizer, max_prompt_tokens)
             states = np.array([self.prompts[i].start_state for i in rows], np.int32)
-            self._batches.append((rows, tokens, states))
+            self._batches.append((rows, tokens, states, caps([self.prompts[i] for i in rows], max_new_tokens)))
         self._generate = {
             mode: make_generate(
                 policy.graphdef,
@@ -77,8 +77,9 @@ class Evaluator:
         metrics, completions, components = {}, {}, {}
         for mode, generate in self._generate.items():
             texts: list[str] = []
-            for rows, tokens, states in self._batches:
-                rollout = generate(params, *tokens, states, rows.astype(np.int32), self._seed, jnp.int32(0))
+            for rows, tokens, states, caps_P in self._batches:
+                numbers = rows.astype(np.int32)
+                rollout = generate(params, *tokens, states, numbers, self._seed, jnp.int32(0), caps_P)
                 texts += decode_completions(rollout, self._tokenizer)
             texts = texts[: len(self.prompts)]
             texts = [
@@ -87,6 +88,7 @@ class Evaluator:
             ]
             scores = checked_score(self._task, self.prompts, texts)
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
-            metrics |= {f"eval/{mode}/{name}": float(values.mean()) for name, values in scores.items()}
+            for name, values in applicable(scores, self.prompts).items():
+                metrics[f"eval/{mode}/{name}"] = float(values.mean())
             completions[mode], components[mode] = texts, scores
         return Evaluation(metrics, completions, components)

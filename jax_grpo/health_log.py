@@ -22,7 +22,12 @@ class HealthLog:
     """
 
     def __init__(self, run_dir: Path, config: Config, weights: Mapping[str, float], say: Callable[[str], None]):
-        self._path, self._config, self._weights, self._say = run_dir / "health.jsonl", config, weights, say
+        self._path, self._config, self._say = run_dir / "health.jsonl", config, say
+        # In a mixture a component adds to the mean reward by its task's share.
+        shares = config.task.mixture
+        self._weights = {
+            name: weight * (shares.share(name.partition("/")[0]) if shares else 1.0) for name, weight in weights.items()
+        }
         self._history: list[Mapping] = []
         self._findings: list[Finding] = []
         metrics = run_dir / "metrics.jsonl"

@@ -32,8 +32,9 @@ def save_all(run_dir: Path, evaluator: Evaluator | None, evaluation: Evaluation 
     made = [run_dir / "curves.png"]
     curves(read_records(run_dir / "metrics.jsonl"), made[0])
     if evaluator is not None and evaluation is not None:
-        labelled = [i for i, prompt in enumerate(evaluator.prompts) if prompt.position and prompt.position.moves]
-        if labelled and "legal" in evaluation.components["greedy"]:
+        asked = [(i, p) for i, p in enumerate(evaluator.prompts) if p.task in ("", "policy")]
+        labelled = [i for i, prompt in asked if prompt.position and prompt.position.moves]
+        if labelled and any(name.endswith("legal") for name in evaluation.components["greedy"]):
             made.append(run_dir / "boards.png")
             chosen = labelled[:8]
             boards(
@@ -54,7 +55,8 @@ def curves(records: Sequence[dict], path: Path) -> None:
         )
         if name == "legal_move_rate":
             for mode, marker in (("greedy", "o"), ("sampled", "s")):
-                held = [(r["iteration"], r[f"eval/{mode}/legal"]) for r in records if f"eval/{mode}/legal" in r]
+                names = (f"eval/{mode}/legal", f"eval/{mode}/policy/legal")
+                held = [(r["iteration"], r[n]) for r in records for n in names if n in r]
                 if held:
                     axis.plot(
                         *zip(*held, strict=True),

@@ -52,18 +52,29 @@ def padded_length(tokens: int) -> int:
     return -(-tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
 
 
+def encode_fitting(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> list[list[int]]:
+    """Ids of prompts of 1 to `max_tokens` tokens.
+
+    Raises:
+        PromptTooLong: names the longest prompt, its length and the config key.
+    """
+    encoded = tokenizer.encode_batch(texts)
+    for pick in (max, min):
+        ids, text = pick(zip(encoded, texts, strict=True), key=lambda pair: len(pair[0]))
+        if not 1 <= len(ids) <= max_tokens:
+            raise PromptTooLong(
+                f"prompt {text[:80]!r} has {len(ids)} tokens; expected 1 to prompts.max_prompt_tokens = {max_tokens}"
+            )
+    return encoded
+
+
 def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> PromptTokens:
     """Left-padded ids and mask, padded to the smallest multiple of `PROMPT_MULTIPLE` that holds the longest prompt.
 
     Raises:
         PromptTooLong: names the prompt, its length and the config key.
     """
-    encoded = tokenizer.encode_batch(texts)
-    for text, ids in zip(texts, encoded, strict=True):
-        if len(ids) > max_tokens or not ids:
-            raise PromptTooLong(
-                f"prompt {text[:80]!r} has {len(ids)} tokens; expected 1 to prompts.max_prompt_tokens = {max_tokens}"
-            )
+    encoded = encode_fitting(texts, tokenizer, max_tokens)
     width = padded_length(max(map(len, encoded)))
     ids_PT = np.full((len(encoded), width), tokenizer.pad_id, np.int32)
     mask_PT = np.zeros((len(encoded), width), np.int32)
@@ -86,7 +97,7 @@ class _Loop(NamedTuple):
     mask_PGC: jax.Array
     logp_PGC: jax.Array
     state_PG: jax.Array
-    done_PG: jax.Array
+    stopped_PG: jax.Array
     seen_PGV: jax.Array | None
     caches: list
 
@@ -115,12 +126,15 @@ def make_generate(
         accept_state: the state that ends a completion.
 
     Returns:
-        Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step) -> Rollout`; `prompt_P` are the
-        prompts' numbers in their data set.
+        Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are
+        the prompts' numbers in their data set, `cap_P` their own caps, at most C (default: C).
     """
     table_SV = jnp.asarray(stop_table_SV, jnp.int32)
 
-    def next_token(model: GPT2, hidden_PGH: jax.Array, loop: _Loop, keys_PG: jax.Array) -> _Loop:
+    def done(loop: _Loop, cap_P: jax.Array) -> jax.Array:
+        return loop.stopped_PG | (loop.t >= cap_P)[:, None]
+
+    def next_token(model: GPT2, hidden_PGH: jax.Array, loop: _Loop, keys_PG: jax.Array, cap_P: jax.Array) -> _Loop:
         """Samples token t of every completion and moves its stop automaton."""
         prompts = hidden_PGH.shape[0]
         rows = prompts * group_size
@@ -131,7 +145,7 @@ def make_generate(
         seen_RV = None if loop.seen_PGV is None else loop.seen_PGV.reshape(rows, -1)
         token_R, logp_R = sample(logits_RV, keys_R, sampling, seen_RV, vocab_size)
         token_PG, logp_PG = token_R.reshape(-1, group_size), logp_R.reshape(-1, group_size)
-        live_PG = ~loop.done_PG
+        live_PG = ~done(loop, cap_P)
         token_PG = jnp.where(live_PG, token_PG, pad_id)
         state_PG = jnp.where(live_PG, table_SV[loop.state_PG, token_PG], loop.state_PG)
         if seen_RV is not None:
@@ -142,13 +156,14 @@ def make_generate(
             mask_PGC=loop.mask_PGC.at[:, :, loop.t].set(live_PG.astype(jnp.int32)),
             logp_PGC=loop.logp_PGC.at[:, :, loop.t].set(jnp.where(live_PG, logp_PG, 0)),
             state_PG=state_PG,
-            done_PG=loop.done_PG | (state_PG == accept_state),
+            stopped_PG=state_PG == accept_state,
             seen_PGV=None if seen_RV is None else seen_RV.reshape(prompts, group_size, -1),
         )
 
     @jax.jit
-    def generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step) -> Rollout:
+    def generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P=None) -> Rollout:
         model: GPT2 = nnx.merge(graphdef, params)
+        cap_P = jnp.full(ids_PT.shape[:1], max_new_tokens) if cap_P is None else cap_P
         prompts = ids_PT.shape[0]
         shape = (prompts, group_size, max_new_tokens)
         hidden_PTH, prompt_caches = model.prefill(ids_PT, mask_PT)
@@ -165,12 +180,12 @@ def make_generate(
             mask_PGC=jnp.zeros(shape, jnp.int32),
             logp_PGC=jnp.zeros(shape, jnp.promote_types(hidden_PTH.dtype, jnp.float32)),
             state_PG=jnp.broadcast_to(start_state_P[:, None], shape[:2]).astype(jnp.int32),
-            done_PG=jnp.zeros(shape[:2], bool),
+            stopped_PG=jnp.zeros(shape[:2], bool),
             seen_PGV=seen_PGV,
             caches=model.empty_completions(*shape),
         )
         last_PGH = jnp.broadcast_to(hidden_PTH[:, -1:], (prompts, group_size, hidden_PTH.shape[-1]))
-        loop = next_token(model, last_PGH, loop, keys_PG)
+        loop = next_token(model, last_PGH, loop, keys_PG, cap_P)
 
         def body(loop: _Loop) -> _Loop:
             step = loop.t - 1  # the token to read; the one after it is sampled
@@ -182,10 +197,10 @@ def make_generate(
                 loop.caches,
                 step,
             )
-            return next_token(model, hidden_PGH, loop._replace(caches=caches), keys_PG)
+            return next_token(model, hidden_PGH, loop._replace(caches=caches), keys_PG, cap_P)
 
-        loop = jax.lax.while_loop(lambda loop: (loop.t < max_new_tokens) & ~jnp.all(loop.done_PG), body, loop)
-        return Rollout(loop.ids_PGC, loop.mask_PGC, loop.logp_PGC, loop.done_PG)
+        loop = jax.lax.while_loop(lambda loop: ~jnp.all(done(loop, cap_P)), body, loop)
+        return Rollout(loop.ids_PGC, loop.mask_PGC, loop.logp_PGC, loop.stopped_PG)
 
     return generate
 

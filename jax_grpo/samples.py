@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jax_grpo.config import Config
-from jax_grpo.tasks.base import Prompt
+from jax_grpo.tasks.base import Prompt, applicable
 
 _MOVE = re.compile(r"(?<![a-h0-9])[a-h][1-8][a-h][1-8][qrbn]?(?![a-z0-9])")
 
@@ -38,9 +38,12 @@ def sample_rows(
         finite is null.
     """
     rows = range(0, len(prompts), config.rollout.group_size)
-    return [_row(prompts[i], completions[i], rewards_B[i], {n: v[i] for n, v in components.items()}) for i in rows][
-        : config.logging.samples
-    ]
+    of_one = (
+        (i, applicable({name: values[i : i + 1] for name, values in components.items()}, prompts[i : i + 1]))
+        for i in rows
+    )
+    records = [_row(prompts[i], completions[i], rewards_B[i], {n: v[0] for n, v in own.items()}) for i, own in of_one]
+    return records[: config.logging.samples]
 
 
 def distinct_share(completions: Sequence[str], group_size: int) -> float:
@@ -57,7 +60,9 @@ def _row(prompt: Prompt, completion: str, reward: float, components: Mapping[str
         "components": {name: _finite(value) for name, value in components.items()},
     }
     if prompt.position is not None:
-        moves = _MOVE.findall(completion) if "legal" in components else []  # other tasks' completions are not moves
+        moves = (
+            _MOVE.findall(completion) if any(name.endswith("legal") for name in components) else []
+        )  # other tasks' completions are not moves
         row |= {
             "fen": prompt.position.fen,
             "engine_move": prompt.position.moves[0] if prompt.position.moves else None,

@@ -40,6 +40,7 @@ from jax_grpo.resume import (
 from jax_grpo.run_folder import RunFolder, record_finish, record_start, write_whole
 from jax_grpo.samples import sample_rows
 from jax_grpo.stop_signals import StopSignals
+from jax_grpo.tasks.base import applicable
 from jax_grpo.tasks.checked import RewardError
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.trainer import NonFiniteUpdates, Scored, Trainer
@@ -139,7 +140,8 @@ def run_iterations(
             watchdog.end()
             latest |= metrics
             log.write(metrics)
-            log.histograms(done, {f"reward/{name}": values for name, values in scored.components.items()})
+            components = applicable(scored.components, scored.prompts)
+            log.histograms(done, {f"reward/{name}": values for name, values in components.items()})
             console.iteration(metrics)
             health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:

@@ -20,11 +20,11 @@ from jax_grpo.out_of_memory import explained
 from jax_grpo.phases import Phases
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.resume import Origin, require_same_data
-from jax_grpo.rollout import Rollout, decode_completions, encode_prompts, make_generate, padded_length
+from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts, make_generate, padded_length
 from jax_grpo.samples import distinct_share
 from jax_grpo.sampling import Sampling
-from jax_grpo.tasks import TASKS
-from jax_grpo.tasks.base import Prompt, Task, total_reward
+from jax_grpo.tasks import make_task
+from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.checked import checked_score
 from jax_grpo.update import TrainState, init_state, make_score, make_update
 
@@ -55,9 +55,10 @@ class Trainer:
         context = padded_length(config.prompts.max_prompt_tokens) + config.rollout.max_new_tokens
         self.policy: Policy = load_policy(config.model, config.seed, context)
         self.tokenizer = self.policy.tokenizer
-        self.task: Task = TASKS[config.task.name](config.task)
+        self.task: Task = make_task(config.task)
         positions = load_positions(config.prompts, config.seed)
         self.dataset = PromptDataset(positions, config.seed)
+        self._require_fitting_prompts()
         self.steps_an_iteration = config.update.epochs * config.update.minibatches
         self.generate = make_generate(
             self.policy.graphdef,
@@ -120,17 +121,30 @@ class Trainer:
             "nonfinite_total": int(self.state.nonfinite_total),
         }
 
+    def _prompts(self, iteration: int) -> tuple[list[int], list[Prompt]]:
+        """The numbers of an iteration's positions in their data set, and its prompts."""
+        drawn = self.dataset.batch(iteration, self.config.prompts.per_iteration)
+        seed = self.config.seed * 1_000_003
+        return [index for index, _ in drawn], [self.task.prompt(position, seed + index) for index, position in drawn]
+
+    def _require_fitting_prompts(self) -> None:
+        """Refuses, before anything is compiled, a run that would come upon a too long prompt."""
+        epoch = -(-len(self.dataset) // self.config.prompts.per_iteration)
+        for iteration in range(min(self.config.iterations, epoch)):
+            texts = [prompt.text for prompt in self._prompts(iteration)[1]]
+            encode_fitting(texts, self.tokenizer, self.config.prompts.max_prompt_tokens)
+
     def _rollout_and_score(self, iteration: int, phases: Phases) -> Scored:
         config, group = self.config, self.config.rollout.group_size
-        drawn = self.dataset.batch(iteration, config.prompts.per_iteration)
-        prompts = [self.task.prompt(position, config.seed * 1_000_003 + index) for index, position in drawn]
+        indices, prompts = self._prompts(iteration)
         ids_PT, mask_PT = encode_prompts([p.text for p in prompts], self.tokenizer, config.prompts.max_prompt_tokens)
         states_P = np.array([p.start_state for p in prompts], np.int32)
-        numbers_P = np.array([index for index, _ in drawn], np.int32)
+        numbers_P = np.array(indices, np.int32)
+        caps_P = caps(prompts, config.rollout.max_new_tokens)
         rollout = phases.run(
             "rollout",
             lambda: self.generate(
-                self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration)
+                self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration), caps_P
             ),
         )
         repeated = [prompt for prompt in prompts for _ in range(group)]
@@ -153,7 +167,9 @@ class Trainer:
             penalty = config.objective.overlong_penalty
             lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
             rewards_B = rewards_B + np.asarray(
-                advantages.overlong_penalty(lengths_B, config.rollout.max_new_tokens, penalty.length, penalty.weight)
+                advantages.overlong_penalty(
+                    lengths_B, jnp.asarray(caps(prompts, config.rollout.max_new_tokens)), penalty.length, penalty.weight
+                )
             )
         return completions, components, rewards_B
 
@@ -247,10 +263,10 @@ class Trainer:
         out.setdefault("kl/p95", 0.0)
         out["kl/beyond_guardrail"] = float(beyond_guardrail(out["kl/mean"], self.config.kl))
         out["reward/mean"], out["reward/std"] = float(scored.rewards_B.mean()), float(scored.rewards_B.std())
-        for name, values in scored.components.items():
+        for name, values in applicable(scored.components, scored.prompts).items():
             out[f"reward/{name}/mean"], out[f"reward/{name}/std"] = float(values.mean()), float(values.std())
-        if "legal" in scored.components:
-            out["legal_move_rate"] = float(scored.components["legal"].mean())
+            if name.endswith("legal"):
+                out["legal_move_rate"] = float(values.mean())
         out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
         out["completion_length/mean"] = float(lengths_B.mean())
         out["truncated_fraction"] = float(1 - stopped_B.mean())

@@ -44,7 +44,9 @@ checkpoint: {every: 3}
 record_batches: 16
 """
 ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176", "--rollout.max_new_tokens", "6"]
-TASKS = {"policy": [], "environment": ENVIRONMENT}
+MIXTURE = "{policy: {max_new_tokens: 4}, environment: {share: 2}}"
+MIXED = [*ENVIRONMENT, "--task.name", "mixed", "--task.mixture", MIXTURE]
+TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED}
 
 
 def write_inputs(folder: Path) -> None:

@@ -61,7 +61,7 @@ def groups_without_signal(rewards_B: Tensor, group_ids_B: Tensor) -> int:
     return sum(bool((reward_G == reward_G[0]).all()) for reward_G in groups)
 
 
-def overlong_penalty(length_B: Tensor, cap: int, zone: int, weight: float) -> Tensor:
+def overlong_penalty(length_B: Tensor, cap: int | Tensor, zone: int, weight: float) -> Tensor:
     """Reward [B] to add for long completions: 0 up to cap - zone tokens, then linearly to -weight at the cap.
 
     DAPO's soft overlong punishment (Yu et al. 2025, eq. 13).

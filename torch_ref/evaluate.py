@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from jax_grpo.config import Config
-from jax_grpo.tasks.base import Prompt, total_reward
+from jax_grpo.tasks.base import Prompt, applicable, total_reward
 from torch_ref.rollout import Texts
 
 BATCH = 64  # prompts generated together
@@ -23,5 +23,6 @@ def evaluate(texts: Texts, prompts: Sequence[Prompt], config: Config) -> dict[st
             completions += texts.complete(prompts[start : start + BATCH], generator).completions
         scores = texts.task.score(prompts, completions)
         metrics[f"eval/{mode}/reward"] = float(total_reward(scores, texts.task.component_weights).mean())
-        metrics |= {f"eval/{mode}/{name}": float(values.mean()) for name, values in scores.items()}
+        for name, values in applicable(scores, prompts).items():
+            metrics[f"eval/{mode}/{name}"] = float(values.mean())
     return metrics

@@ -48,12 +48,14 @@ def generate(
     prompt_ids_BT: Tensor,
     prompt_mask_BT: Tensor,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | Tensor,
     sampling: Sampling = PLAIN,
     stop: StopTable,
     generator: torch.Generator | None = None,
 ) -> Generation:
     """Continues left-padded prompts; greedily without a generator, else drawing as `sampling` says.
+
+    max_new_tokens is the cap, one for all rows or one a row.
 
     Only the tokens that the stop table knows are ever chosen: a model may have more rows than its tokenizer tokens.
 
@@ -72,7 +74,8 @@ def generate(
         for row, (ids_T, mask_T) in enumerate(zip(prompt_ids_BT, prompt_mask_BT, strict=True)):
             seen_BV[row, ids_T[mask_T.bool()].long()] = True
     ids_BT, columns = prompt_ids_BT, []
-    for _ in range(max_new_tokens):
+    cap_B = torch.as_tensor(max_new_tokens, device=state_B.device).expand_as(state_B)
+    for count in range(1, int(cap_B.max()) + 1):
         logits_BV = model.logits(model(ids_BT, mask_BS, cache)[:, -1])[:, :vocabulary]
         logp_BV = torch.log_softmax(logits_BV / sampling.temperature, dim=-1)
         allowed_BV = allowed_distribution(logits_BV, sampling, seen_BV)
@@ -83,9 +86,9 @@ def generate(
             seen_BV[torch.arange(len(token_B)), token_B] = True
         columns.append((token_B * alive_B, logp_BV.gather(1, token_B[:, None])[:, 0] * alive_B, alive_B))
         state_B = torch.where(alive_B, stop.next_SV[state_B, token_B], state_B)
-        alive_B = alive_B & (state_B != stop.accept)
+        alive_B = alive_B & (state_B != stop.accept) & (count < cap_B)
         if not bool(alive_B.any()):
             break
         ids_BT, mask_BS = token_B[:, None], torch.cat([mask_BS, torch.ones_like(mask_BS[:, :1])], 1)
     tokens_BC, logp_BC, mask_BC = (torch.stack(column, 1) for column in zip(*columns, strict=True))
-    return Generation(tokens_BC, logp_BC, mask_BC.long(), ~alive_B)
+    return Generation(tokens_BC, logp_BC, mask_BC.long(), state_B == stop.accept)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from jax_grpo.config import Config
-from jax_grpo.tasks.base import Prompt, Task
+from jax_grpo.tasks.base import Prompt, Task, caps
 from jax_grpo.tokenizer import Tokenizer
 from torch_ref.generate import StopTable, generate
 from torch_ref.model import GPT2
@@ -56,7 +56,7 @@ class Texts:
                 self.model,
                 ids_BT,
                 mask_BT,
-                max_new_tokens=settings.max_new_tokens,
+                max_new_tokens=torch.from_numpy(caps(prompts, settings.max_new_tokens)).to(self.device),
                 sampling=Sampling(
                     settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty
                 ),

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ from jax_grpo.metrics import MetricsLog
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.records import read_records
 from jax_grpo.samples import sample_rows
-from jax_grpo.tasks import TASKS
-from jax_grpo.tasks.base import Task, total_reward
+from jax_grpo.tasks import make_task
+from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tokenizer import Tokenizer
 from torch_ref import options as choices
@@ -49,7 +50,7 @@ class Trainer:
         model = choices.prepare(load_model(config, self.tokenizer), chosen)
         self.reference = copy.deepcopy(model).eval() if config.kl.beta > 0 else None
         self.state: TrainState = start(model, config, chosen.adamw)
-        self.task: Task = TASKS[config.task.name](config.task)
+        self.task: Task = make_task(config.task)
         self.texts = Texts(model, self.tokenizer, self.task, config)
         self.dataset = PromptDataset(load_positions(config.prompts, config.seed), config.seed)
         self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
@@ -64,7 +65,7 @@ class Trainer:
         rollout = self.texts.complete(repeated, self.generator)
         seconds["time/rollout"] = time.perf_counter() - began
         components = self.task.score(repeated, rollout.completions)
-        rewards_B, advantages_B = self._advantages(components, rollout)
+        rewards_B, advantages_B = self._advantages(repeated, components, rollout)
         seconds["time/reward"] = time.perf_counter() - began - sum(seconds.values())
         batch = self._batch(rollout, advantages_B)
         seconds["time/score"] = time.perf_counter() - began - sum(seconds.values())
@@ -83,10 +84,10 @@ class Trainer:
             "tokens_per_second": float(lengths_B.sum()) / seconds["time/rollout"],
             "time/iteration": time.perf_counter() - began,
         }
-        for name, values in components.items():
+        for name, values in applicable(components, repeated).items():
             metrics |= {f"reward/{name}/mean": float(values.mean()), f"reward/{name}/std": float(values.std())}
-        if "legal" in components:
-            metrics["legal_move_rate"] = float(components["legal"].mean())
+            if name.endswith("legal"):
+                metrics["legal_move_rate"] = float(values.mean())
         samples = sample_rows(repeated, rollout.completions, rewards_B.cpu().numpy(), components, config)
         return metrics | seconds, samples, batch, rewards_B.cpu().numpy()
 
@@ -94,7 +95,9 @@ class Trainer:
         """The group of each completion, [B]."""
         return torch.arange(self.config.prompts.per_iteration).repeat_interleave(self.config.rollout.group_size)
 
-    def _advantages(self, components: dict[str, np.ndarray], rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def _advantages(
+        self, prompts: Sequence[Prompt], components: dict[str, np.ndarray], rollout: Rollout
+    ) -> tuple[Tensor, Tensor]:
         """Rewards with penalties [B], and advantages [B] on the model's device."""
         config, advantage = self.config, self.config.advantage
         weights = self.task.component_weights
@@ -102,9 +105,8 @@ class Trainer:
         penalty = config.objective.overlong_penalty
         if penalty is not None:
             lengths_B = rollout.completion_mask_BT.sum(1).cpu()
-            rewards_B = rewards_B + overlong_penalty(
-                lengths_B, config.rollout.max_new_tokens, penalty.length, penalty.weight
-            )
+            caps_B = torch.from_numpy(caps(prompts, config.rollout.max_new_tokens))
+            rewards_B = rewards_B + overlong_penalty(lengths_B, caps_B, penalty.length, penalty.weight)
         how = {"baseline": advantage.baseline, "scale": advantage.scale}
         if advantage.components == "sum_first":
             advantages_B = group_advantages(rewards_B, self.group_ids(), **how)

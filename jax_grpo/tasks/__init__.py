@@ -1,7 +1,25 @@
 """Verifiable tasks by their config name. A new task is one new file and one line here."""
 
+from jax_grpo.config import TaskConfig
+from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask
+from jax_grpo.tasks.mixed import MixedTask
 from jax_grpo.tasks.policy import PolicyTask
 from jax_grpo.tasks.toy import LengthTask
 
 TASKS = {"policy": PolicyTask, "environment": EnvironmentTask, "length": LengthTask}
+
+
+def make_task(config: TaskConfig) -> Task:
+    """The task that the config names, or the mixture of those it lists.
+
+    Raises:
+        UnknownComponent: `rewards` names a component that the task does not have.
+    """
+    if config.mixture is None:
+        return TASKS[config.name](config)
+    tasks = {
+        name: TASKS[name](config.model_copy(update={"name": name, "rewards": part.rewards, "mixture": None}))
+        for name, part in config.mixture.parts.items()
+    }
+    return MixedTask(tasks, config.mixture.parts)

@@ -35,12 +35,23 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """`text` is what the model reads; `start_state` is where its stop automaton begins; `answer` is task-private."""
+    """What is asked.
+
+    Attributes:
+        text: what the model reads.
+        start_state: where its stop automaton begins.
+        position: the position asked about, if any.
+        answer: task-private.
+        task: in a mixture, the name of the task that asks; else empty.
+        max_new_tokens: its own cap, where it is below the run's.
+    """
 
     text: str
     start_state: int
     position: Position | None = None
     answer: str | None = None
+    task: str = ""
+    max_new_tokens: int | None = None
 
 
 class Task(Protocol):
@@ -67,6 +78,21 @@ def total_reward(components: Mapping[str, np.ndarray], weights: Mapping[str, flo
     """Weighted sum of the components, float32 [B]."""
     terms = [np.float32(weights[name]) * values for name, values in components.items()]
     return np.asarray(np.sum(terms, axis=0), np.float32)
+
+
+def applicable(components: Mapping[str, np.ndarray], prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
+    """Each component's values at the prompts it is about, without components that are about none of them.
+
+    Outside mixtures that is all of [B]; in one, `policy/legal` is about the prompts of `policy`.
+    """
+    tasks_B = np.array([prompt.task for prompt in prompts])
+    kept = {name: values[tasks_B == name.rpartition("/")[0]] for name, values in components.items()}
+    return {name: values for name, values in kept.items() if len(values)}
+
+
+def caps(prompts: Sequence[Prompt], cap: int) -> np.ndarray:
+    """Most tokens of each prompt's completion, int32 [P]."""
+    return np.array([prompt.max_new_tokens or cap for prompt in prompts], np.int32)
 
 
 class UnknownComponent(ValueError):

@@ -6,6 +6,7 @@ A rule is a table `state x byte -> state` with one absorbing accept state. On th
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -58,6 +59,22 @@ class StopRule:
                 return raw[:end].decode("utf-8", errors="replace"), True
             state = following
         return text, False
+
+
+def union(rules: Sequence[StopRule]) -> tuple[StopRule, list[int]]:
+    """One rule that holds several side by side, and the number that each one's states are moved up by.
+
+    Their accept states become one, the last. A text obeys the rule in whose states it begins.
+    """
+    offsets = np.cumsum([0, *(len(rule.transitions_SB) for rule in rules)])
+    accept = int(offsets[-1])
+    moved = [
+        np.where(rule.transitions_SB == rule.accept, accept, rule.transitions_SB + offset)
+        for rule, offset in zip(rules, offsets, strict=False)
+    ]
+    transitions_SB = np.concatenate([*moved, np.full((1, 256), accept)]).astype(np.int32)
+    includes_SB = np.concatenate([*(rule.includes_last_SB for rule in rules), np.zeros((1, 256), bool)])
+    return StopRule(transitions_SB, accept, includes_SB), offsets[:-1].tolist()
 
 
 class _Builder:
