@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-TARGETS = ("rtx4090", "h200", "local")
+from jax_grpo import targets
+
 PARAM_DTYPES = ("bfloat16", "float32")
 STEPS = 20
 MASKED = (0.0, 0.5)
@@ -27,7 +28,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="python -m jax_grpo.bench.lm_head", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--shape", default="s2", help="s1, s2, or T,H,V")
-    parser.add_argument("--target", default="local", choices=TARGETS)
+    parser.add_argument("--target", default="local", choices=[*targets.known(), "local"])
     parser.add_argument("--implementation", help="comma-separated variants; all of them otherwise")
     parser.add_argument("--param-dtype", default="bfloat16", choices=PARAM_DTYPES, help="of the embedding")
     parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
