@@ -32,6 +32,7 @@ from jax_grpo.loading import Policy, load_policy
 from jax_grpo.metrics import MetricsError, MetricsLog, distinct_share, peak_memory
 from jax_grpo.out_of_memory import DeviceOutOfMemory, explained
 from jax_grpo.phases import Phases, Watchdog
+from jax_grpo.programs import context, make_programs, needs_old_logp
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.resume import (
     CHECKPOINTS,
@@ -45,16 +46,15 @@ from jax_grpo.resume import (
     require_same_data,
     require_same_run,
 )
-from jax_grpo.rollout import PROMPT_MULTIPLE, Rollout, decode_completions, encode_prompts, make_generate
+from jax_grpo.rollout import Rollout, decode_completions, encode_prompts
 from jax_grpo.run_folder import RunFolder, record_finish, record_start, write_whole
 from jax_grpo.samples import sample_rows
-from jax_grpo.sampling import Sampling
 from jax_grpo.stop_signals import StopSignals
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import Prompt, Task, total_reward
 from jax_grpo.tasks.checked import RewardError, checked_score
 from jax_grpo.tasks.engine import EngineError
-from jax_grpo.update import TrainState, init_state, make_score, make_update
+from jax_grpo.update import TrainState, init_state
 from jax_grpo.weights import save_hf
 
 
@@ -84,33 +84,13 @@ class Trainer:
 
     def __init__(self, config: Config):
         self.config = config
-        context = (
-            -(-config.prompts.max_prompt_tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE + config.rollout.max_new_tokens
-        )
-        self.policy: Policy = load_policy(config.model, config.seed, context)
+        self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
         self.task: Task = TASKS[config.task.name](config.task)
         positions = load_positions(config.prompts, config.seed)
         self.dataset = PromptDataset(positions, config.seed)
-        self.steps_an_iteration = config.update.epochs * config.update.minibatches
-        self.generate = make_generate(
-            self.policy.graphdef,
-            vocab_size=self.tokenizer.vocab_size,
-            pad_id=self.tokenizer.pad_id,
-            group_size=config.rollout.group_size,
-            max_new_tokens=config.rollout.max_new_tokens,
-            sampling=Sampling(
-                config.rollout.temperature,
-                config.rollout.top_k,
-                config.rollout.top_p,
-                config.rollout.min_p,
-                config.rollout.repetition_penalty,
-            ),
-            stop_table_SV=self.task.stop_rule.token_table(self.tokenizer),
-            accept_state=self.task.stop_rule.accept,
-        )
-        self.score = make_score(self.policy.graphdef, config)
-        self.update = make_update(self.policy.graphdef, config, config.optimizer_steps())
+        programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
+        self.generate, self.score, self.update = programs
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
         self.reference = jax.tree.map(jnp.copy, self.policy.params) if config.kl.beta > 0 else None
         self.state: TrainState = init_state(jax.tree.map(jnp.copy, self.policy.params), config)
@@ -216,7 +196,7 @@ class Trainer:
             stopped_B=rollout.stopped_PG.reshape(-1),
             sampling_logp_BS=rollout.sampling_logp_PGC.reshape(rows),
         )
-        if self._needs_old_logp():
+        if needs_old_logp(config):
             old_logp_BS, entropy_BS = self.score(self.state.params, batch)
             batch = dataclasses.replace(
                 batch, old_logp_BS=old_logp_BS, entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None
@@ -225,12 +205,6 @@ class Trainer:
             ref_logp_BS, _ = self.score(self.reference, batch)
             batch = dataclasses.replace(batch, ref_logp_BS=ref_logp_BS)
         return batch, np.asarray(flat_B)
-
-    def _needs_old_logp(self) -> bool:
-        """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
-        return (
-            self.steps_an_iteration > 1 or self.config.objective.entropy_quantile > 0 or self.config.record_batches > 0
-        )
 
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""

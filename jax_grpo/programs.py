@@ -1,0 +1,62 @@
+"""The compiled programs of a run: generate, score, update. The trainer runs these very ones, the memory report compiles them.
+
+What is static, donated and shared stands in `rollout.make_generate`, `update.make_score` and `update.make_update`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax_grpo.config import Config
+from jax_grpo.rollout import PROMPT_MULTIPLE, make_generate
+from jax_grpo.sampling import Sampling
+from jax_grpo.tasks.base import Task
+from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.update import make_score, make_update
+
+
+class Programs(NamedTuple):
+    """Jitted functions; see where each is made for its arguments."""
+
+    generate: Callable[..., Any]
+    score: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Task) -> Programs:
+    """The programs of a run with this config; nothing is compiled yet.
+
+    Args:
+        graphdef: of the `GPT2` (`nnx.split`).
+        tokenizer: its vocabulary bounds what is sampled.
+        task: gives the stop rule.
+    """
+    settings = config.rollout
+    generate = make_generate(
+        graphdef,
+        vocab_size=tokenizer.vocab_size,
+        pad_id=tokenizer.pad_id,
+        group_size=settings.group_size,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=Sampling(
+            settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty
+        ),
+        stop_table_SV=task.stop_rule.token_table(tokenizer),
+        accept_state=task.stop_rule.accept,
+    )
+    return Programs(generate, make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps()))
+
+
+def context(config: Config) -> int:
+    """Tokens of the longest sequence a run can have: the widest bucket of prompts, and the completion's cap."""
+    return padded_prompt(config) + config.rollout.max_new_tokens
+
+
+def padded_prompt(config: Config) -> int:
+    """Tokens of the widest bucket of prompts."""
+    return -(-config.prompts.max_prompt_tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+
+
+def needs_old_logp(config: Config) -> bool:
+    """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
+    several = config.update.epochs * config.update.minibatches > 1
+    return several or config.objective.entropy_quantile > 0 or config.record_batches > 0
