@@ -93,7 +93,7 @@ class Trainer:
         self.generate, self.score, self.update = programs
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
         self.reference = jax.tree.map(jnp.copy, self.policy.params) if config.kl.beta > 0 else None
-        self.state: TrainState = init_state(jax.tree.map(jnp.copy, self.policy.params), config)
+        self.state: TrainState = init_state(self.policy.params, config)
         self.policy = self.policy._replace(params=None)
         self.identity = {
             "architecture": dataclasses.asdict(self.policy.architecture),
