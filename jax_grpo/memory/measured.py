@@ -5,6 +5,8 @@ resident pages are: before the arguments are made, and at their most while the p
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import re
@@ -39,8 +41,7 @@ def _fresh(config: str, overrides: list[str], target: str, program: str) -> dict
     environment = dict(os.environ)
     if target == "cpu":
         environment["JAX_PLATFORMS"] = "cpu"
-    # glibc keeps freed blocks for reuse, which would count as the program's; these give them back at once
-    environment |= {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    environment |= {"MALLOC_ARENA_MAX": "1"}  # arenas of other threads cannot be given back
     done = subprocess.run([*command, *overrides], capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
@@ -52,6 +53,12 @@ def _resident(field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+) kB", _STATUS.read_text())
     assert found is not None, f"{_STATUS} has no {field}"
     return 1024 * int(found.group(1))
+
+
+def _give_back() -> None:
+    """Returns freed memory to the system; glibc keeps it, which would count as used before and hide what is used next."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def measure(config: Any, name: str) -> dict[str, Any]:
@@ -70,9 +77,8 @@ def measure(config: Any, name: str) -> dict[str, Any]:
         return jax.device_put(np.ones(leaf.shape, leaf.dtype), device)
 
     before = 0
-    for _ in range(
-        2
-    ):  # the first run starts threads and reads the runtime's code in, which is not the program's memory
+    for _ in range(2):  # the first run starts threads and reads the runtime's code in, which is not the program's memory
+        _give_back()
         before = _resident("VmRSS")
         arguments = jax.block_until_ready(jax.tree.map(filled, program.arguments))
         _RESET.write_text("5")
