@@ -6,7 +6,11 @@ What is static, donated and shared stands in `rollout.make_generate`, `update.ma
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from jax_grpo.config import Config
+from jax_grpo.optimiser import STORED
 from jax_grpo.rollout import PROMPT_MULTIPLE, make_generate
 from jax_grpo.sampling import Sampling
 from jax_grpo.tasks.base import Task
@@ -60,3 +64,9 @@ def needs_old_logp(config: Config) -> bool:
     """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
     several = config.update.epochs * config.update.minibatches > 1
     return several or config.objective.entropy_quantile > 0 or config.record_batches > 0
+
+
+def reference_copy(params: Any, config: Config) -> Any:
+    """The frozen reference: a copy of the parameters, since the update donates them, in `kl.reference_dtype`."""
+    stored = STORED[config.kl.reference_dtype]
+    return jax.tree.map(lambda x: jnp.array(x, stored or x.dtype), params)

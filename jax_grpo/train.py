@@ -32,7 +32,7 @@ from jax_grpo.loading import Policy, load_policy
 from jax_grpo.metrics import MetricsError, MetricsLog, distinct_share, peak_memory
 from jax_grpo.out_of_memory import DeviceOutOfMemory, explained
 from jax_grpo.phases import Phases, Watchdog
-from jax_grpo.programs import context, make_programs, needs_old_logp
+from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.resume import (
     CHECKPOINTS,
@@ -92,7 +92,7 @@ class Trainer:
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
         self.generate, self.score, self.update = programs
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
-        self.reference = jax.tree.map(jnp.copy, self.policy.params) if config.kl.beta > 0 else None
+        self.reference = reference_copy(self.policy.params, config) if config.kl.beta > 0 else None
         self.state: TrainState = init_state(self.policy.params, config)
         self.policy = self.policy._replace(params=None)
         self.identity = {

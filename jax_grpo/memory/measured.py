@@ -77,7 +77,9 @@ def measure(config: Any, name: str) -> dict[str, Any]:
         return jax.device_put(np.ones(leaf.shape, leaf.dtype), device)
 
     before = 0
-    for _ in range(2):  # the first run starts threads and reads the runtime's code in, which is not the program's memory
+    for _ in range(
+        2
+    ):  # the first run starts threads and reads the runtime's code in, which is not the program's memory
         _give_back()
         before = _resident("VmRSS")
         arguments = jax.block_until_ready(jax.tree.map(filled, program.arguments))

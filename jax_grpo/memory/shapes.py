@@ -17,7 +17,7 @@ from jax_grpo.config import Config, ModelConfig
 from jax_grpo.config_files import weights_directory
 from jax_grpo.loading import random_architecture
 from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt
+from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy
 from jax_grpo.tasks import TASKS
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.update import TrainState, init_state
@@ -129,9 +129,10 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
         batch = dataclasses.replace(batch, old_logp_BS=logp, entropy_BS=kept)
     resident = {"parameters": size(params), "moments": size(state.opt_state)}
     if config.kl.beta > 0:
-        found.append(Program("reference", programs.score, (params, batch), ("reference",)))
-        resident["reference"] = size(params)
-        batch = dataclasses.replace(batch, ref_logp_BS=jax.eval_shape(programs.score, params, batch)[0])
+        reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
+        found.append(Program("reference", programs.score, (reference, batch), ("reference",)))
+        resident["reference"] = size(reference)
+        batch = dataclasses.replace(batch, ref_logp_BS=jax.eval_shape(programs.score, reference, batch)[0])
     piece = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
     found.append(Program("update", programs.update, (state, piece), ("parameters", "moments")))
     return Run(tuple(found), resident, sizes, assumed)
