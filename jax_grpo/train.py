@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo import advantages, pictures
+from jax_grpo import advantages, flops, pictures
 from jax_grpo.batch import Batch, GroupedTokens, cut, record, take
 from jax_grpo.checkpoint import Checkpoints, abstract, content_hash, restore
 from jax_grpo.checkpoint_files import CheckpointError
@@ -62,7 +62,15 @@ class NonFiniteUpdates(RuntimeError):
     """Too many optimiser steps in a row had a non-finite loss or gradient; the weights saved are the last good ones."""
 
 
-RUN_ERRORS = (CheckpointError, DeviceOutOfMemory, EngineError, MetricsError, NonFiniteUpdates, RewardError)
+RUN_ERRORS = (
+    CheckpointError,
+    DeviceOutOfMemory,
+    EngineError,
+    flops.ImpossibleRate,
+    MetricsError,
+    NonFiniteUpdates,
+    RewardError,
+)
 
 
 class Scored(NamedTuple):
@@ -265,6 +273,14 @@ class Trainer:
         out["completions/distinct"] = distinct_share(scored.completions, group)
         out["ratio/first_deviation"] = float(steps[0]["ratio/deviation"])
         out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
+        passes = {
+            "rollout": 1,
+            "score": needs_old_logp(self.config) + (self.reference is not None),
+            "update": (1 + flops.BACKWARD) * len(steps) / self.config.update.minibatches,
+        }
+        work = flops.completions_work(scored.tokens.prompt_mask_PT, scored.tokens.completion_mask_PGC)  # pyright: ignore
+        peak = flops.device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
+        out |= flops.rates(self.policy.architecture, work, passes, seconds, peak)
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out
 

@@ -63,6 +63,7 @@ def measured_record(name: str, shape: Any, param_dtype: str) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from jax_grpo.bench.lm_head_variants import VARIANTS, problem
+    from jax_grpo.flops import BACKWARD, head
 
     device = jax.devices()[0]
     record: dict[str, Any] = {"device": device.device_kind}
@@ -78,7 +79,7 @@ def measured_record(name: str, shape: Any, param_dtype: str) -> dict[str, Any]:
             started = time.perf_counter()
             _, grads = jax.block_until_ready(step(hidden_TH, embedding_VH, rows))
             milliseconds.append(1e3 * (time.perf_counter() - started))
-        flops = 3 * 2 * shape.tokens * shape.width * shape.rows * (1 - masked)
+        flops = (1 + BACKWARD) * head((1 - masked) * shape.tokens, shape.width, shape.rows)
         median = statistics.median(milliseconds)
         record[f"masked {masked:.0%}"] = {
             "median_ms": median,
