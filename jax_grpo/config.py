@@ -55,8 +55,8 @@ class ModelConfig(Section):
     """Activations and matmuls; softmax, log-probabilities and reductions use at least float32."""
     param_dtype: Dtype = "float32"
     """Master parameters, gradients and optimiser moments."""
-    remat: bool = False
-    """Recompute blocks in the backward pass (TRL: gradient_checkpointing)."""
+    remat: bool | Literal["dots"] = False
+    """Recompute blocks in the backward pass (TRL: gradient_checkpointing); `dots` keeps the results of their matmuls."""
 
     @pydantic.model_validator(mode="after")
     def _sizes(self) -> "ModelConfig":
