@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,12 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-TARGETS = {"rtx4090": "rtx4090.txtpb", "h200": "h200.txtpb"}
-INSTALL = "pip install jax-cuda12-plugin jax-cuda12-pjrt (both of JAX's version) nvidia-cuda-nvcc-cu12, and set JAX_PLATFORMS=cpu"
+from jax_grpo import targets
+
+INSTALL = (
+    "pip install 'jax_grpo[aot]' (jax-cuda12-plugin and jax-cuda12-pjrt of JAX's version, nvidia-cuda-nvcc-cu12), and set "
+    "JAX_PLATFORMS=cpu"
+)
 
 
 class CannotCompile(RuntimeError):
@@ -52,7 +55,7 @@ class Report:
     """What a program needs, in bytes.
 
     Attributes:
-        target: key of `TARGETS`.
+        target: name of a file of `targets`.
         arguments: inputs; donated ones included.
         outputs: results, `aliased` of them in donated inputs.
         temporaries: everything else that lives at once.
@@ -86,25 +89,14 @@ class Compiled:
     hlo: str
 
 
-def target_text(target: str) -> str:
-    """The device's facts as a GpuTargetConfigProto.
-
-    Raises:
-        CannotCompile: no such target.
-    """
-    if target not in TARGETS:
-        raise CannotCompile(f"target {target!r}: expected one of {', '.join(TARGETS)}")
-    text = (resources.files("jax_grpo") / "assets" / "targets" / TARGETS[target]).read_text()
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-
-
 def device(target: str) -> Any:
     """A device to compile for, which nothing can run on.
 
     Raises:
-        CannotCompile: no such target, or its compiler is not installed; says what is missing.
+        UnknownTarget: no such target.
+        CannotCompile: its compiler is not installed; says what is missing.
     """
-    text = target_text(target)
+    text = targets.read(target).text
     try:
         description = topologies.get_topology_desc(
             platform="cuda", topology_name="", target_config=text, topology="1x1x1"
@@ -126,7 +118,7 @@ def compile_for(
     """`jax.jit(function)` compiled for the target.
 
     Args:
-        target: key of `TARGETS`.
+        target: name of a file of `targets`.
         function: traced, never run.
         arguments: trees of arrays or `jax.ShapeDtypeStruct`.
         donate: numbers of arguments whose memory the results may take.
@@ -146,15 +138,13 @@ def compile_for(
         hlo = compiled.as_text() or ""
         memory = compiled.memory_analysis()
         assert memory is not None, "XLA:GPU reports its memory"
-        capacity = re.search(r"device_memory_size: (\d+)", target_text(target))
-        assert capacity is not None
         report = Report(
             target,
             memory.argument_size_in_bytes,
             memory.output_size_in_bytes,
             memory.alias_size_in_bytes,
             memory.temp_size_in_bytes,
-            int(capacity.group(1)),
+            targets.read(target).memory,
             _buffers(Path(dump)),
             _kernels(Path(dump), kernels, target),
             wide_dots(hlo),
@@ -193,7 +183,7 @@ def _kernels(dump: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
     """What the assembler says of each kernel; nothing without one."""
     assembler = _ptxas()
     sequence = _only(dump, "thunk_sequence.txt")
-    architecture = {"rtx4090": "sm_89", "h200": "sm_90a"}[target]
+    architecture = targets.read(target).architecture
     found = {}
     for path in sorted(dump.glob("*.ptx")) if assembler else []:
         names = re.findall(r"\.entry (\w+)\(", path.read_text())

@@ -55,8 +55,8 @@ class ModelConfig(Section):
     """Activations and matmuls; softmax, log-probabilities and reductions use at least float32."""
     param_dtype: Dtype = "float32"
     """Master parameters, gradients and optimiser moments."""
-    remat: bool = False
-    """Recompute blocks in the backward pass (TRL: gradient_checkpointing)."""
+    remat: bool | Literal["dots"] = False
+    """Recompute blocks in the backward pass (TRL: gradient_checkpointing); `dots` keeps the results of their matmuls."""
 
     @pydantic.model_validator(mode="after")
     def _sizes(self) -> "ModelConfig":
@@ -260,6 +260,9 @@ class KLConfig(Section):
     """With d = ref_logp - logp: -d, d^2 / 2, or exp(d) - 1 - d (TRL's)."""
     beta: NotNegative = 0.04
     """Coefficient (TRL: the same name); 0: no reference model is loaded."""
+    reference_dtype: Literal["parameters", "bfloat16"] = "parameters"
+    """Of the frozen reference's weights: the policy's `model.param_dtype`, or half of float32's memory (with
+    model.compute_dtype bfloat16 only norms, biases and embeddings are rounded more than they would be anyway)."""
     importance_corrected: bool = False
     """Multiply by the importance ratio (TRL: use_bias_correction_kl)."""
     adaptive: bool = False
@@ -313,6 +316,8 @@ class UpdateConfig(Section):
     """Decay of AdamW's first moment (TRL: adam_beta1)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Decay of AdamW's second moment (TRL: adam_beta2)."""
+    first_moment_dtype: Literal["parameters", "bfloat16"] = "parameters"
+    """Of AdamW's first moment, an average of gradients: `model.param_dtype`, or half of float32's memory."""
     epsilon: Positive = 1e-8
     """AdamW's, under the fraction (TRL: adam_epsilon)."""
     max_grad_norm: Positive = 1.0

@@ -24,6 +24,17 @@ class Policy(NamedTuple):
     params: Any
 
 
+def random_architecture(config: ModelConfig, tokenizer: Tokenizer) -> GPT2Config:
+    """Architecture of random weights: the sizes that the config gives, all of them by its own check."""
+    return GPT2Config(
+        vocab_size=config.vocab_size or tokenizer.vocab_size,
+        num_layers=config.num_layers or 0,
+        num_heads=config.num_heads or 0,
+        hidden_size=config.hidden_size or 0,
+        max_position_embeddings=config.max_position_embeddings or 0,
+    )
+
+
 def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
     """Builds the model and loads its weights, or initialises them from `seed` when the config names none.
 
@@ -44,13 +55,7 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
             "model.compute_dtype or model.param_dtype is float64: set JAX_ENABLE_X64=1, else JAX uses float32"
         )
     if config.weights is None:
-        architecture = GPT2Config(
-            vocab_size=config.vocab_size or tokenizer.vocab_size,
-            num_layers=config.num_layers or 0,  # the config's own check leaves no null here
-            num_heads=config.num_heads or 0,
-            hidden_size=config.hidden_size or 0,
-            max_position_embeddings=config.max_position_embeddings or 0,
-        )
+        architecture = random_architecture(config, tokenizer)
         params = None
     else:
         folder = weights_directory(config.weights)

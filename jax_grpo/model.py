@@ -7,7 +7,8 @@ sampling or losses.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -263,6 +264,26 @@ def _layer_norm(config: GPT2Config, rngs: nnx.Rngs, param_dtype, compute_dtype) 
     )
 
 
+Remat = bool | Literal["dots"]
+_KEPT = {True: None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}  # None: a block's inputs alone
+
+
+def _recomputed(method: Callable, remat: Remat) -> Callable:
+    """The block's method, recomputed in the backward pass as asked.
+
+    `jax.checkpoint` of a pure function: `nnx.remat` writes a block's parameters back, which fails inside a scan.
+    """
+    if not remat:
+        return method
+
+    def run(block: Block, *arguments: jax.Array):
+        graphdef, params = nnx.split(block)
+        pure = jax.checkpoint(lambda params, *rest: method(nnx.merge(graphdef, params), *rest), policy=_KEPT[remat])
+        return pure(params, *arguments)
+
+    return run
+
+
 class GPT2(nnx.Module):
     """GPT-2 without its head.
 
@@ -271,7 +292,8 @@ class GPT2(nnx.Module):
         rngs: initialises weights as GPT-2 does, N(0, 0.02) with scaled residual projections and zero biases.
         param_dtype: dtype the parameters are stored in.
         compute_dtype: dtype of activations and matmuls; norms' statistics and softmax use at least float32.
-        remat: recompute each block in the backward pass instead of keeping its activations.
+        remat: recompute each block in the backward pass instead of keeping its activations; `dots` keeps the results of
+            its matmuls with weights.
     """
 
     def __init__(
@@ -281,10 +303,10 @@ class GPT2(nnx.Module):
         rngs: nnx.Rngs,
         param_dtype=jnp.float32,
         compute_dtype=jnp.float32,
-        remat: bool = False,
+        remat: Remat = False,
     ):
         self.config = config
-        self.remat = remat
+        self.remat: Remat = remat
         self.compute_dtype = jnp.dtype(compute_dtype)
 
         def embedding_init(key, shape, dtype):
@@ -332,11 +354,11 @@ class GPT2(nnx.Module):
         return self._forward(input_ids_PT, attention_mask_PT, remat=False)
 
     def _forward(
-        self, input_ids_BT: jax.Array, attention_mask_BT: jax.Array, *, remat: bool
+        self, input_ids_BT: jax.Array, attention_mask_BT: jax.Array, *, remat: Remat
     ) -> tuple[jax.Array, list[KV]]:
         mask_B1TT = causal_mask(attention_mask_BT)
         x_BTH = self._embed(input_ids_BT, position_ids(attention_mask_BT))
-        run = nnx.remat(Block.__call__) if remat else Block.__call__
+        run = _recomputed(Block.__call__, remat)
         caches = []
         for block in self.h:
             x_BTH, kv = run(block, x_BTH, mask_B1TT)
@@ -362,7 +384,7 @@ class GPT2(nnx.Module):
         length_P = jnp.sum(prompt_mask_PT.astype(jnp.int32), axis=-1)
         position_PGC = length_P[:, None, None] + position_ids(read_mask_PGC)
         x_PGCH = self._embed(read_PGC, position_PGC)
-        run = nnx.remat(Block.grouped) if self.remat else Block.grouped
+        run = _recomputed(Block.grouped, self.remat)
         for block in self.h:
             x_PTH, x_PGCH = run(block, x_PTH, x_PGCH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
         last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))

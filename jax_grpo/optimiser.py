@@ -8,6 +8,8 @@ import optax
 
 from jax_grpo.config import UpdateConfig
 
+STORED = {"parameters": None, "bfloat16": jnp.bfloat16}  # None: as the parameters
+
 
 def schedule(config: UpdateConfig, total_steps: int) -> optax.Schedule:
     """Learning rate at optimiser step t, counted from 0.
@@ -44,10 +46,13 @@ def adamw(config: UpdateConfig) -> optax.GradientTransformation:
     """AdamW (Loshchilov & Hutter 2019, decoupled decay) with the learning rate left to the caller.
 
     Returns the direction -(m_hat / (sqrt(v_hat) + eps) + wd * w); `update` multiplies it by the scheduled rate. Moments are
-    kept in the parameters' dtype (float32 masters).
+    kept in the parameters' dtype (float32 masters), the first one in bfloat16 where `first_moment_dtype` says so: it is
+    added to in the parameters' dtype and rounded once a step.
     """
     return optax.chain(
-        optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon),
+        optax.scale_by_adam(
+            b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=STORED[config.first_moment_dtype]
+        ),
         optax.add_decayed_weights(config.weight_decay, mask=decays),
         optax.scale(-1.0),
     )

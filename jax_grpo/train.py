@@ -21,6 +21,7 @@ from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
 from jax_grpo.evaluate import Evaluation, Evaluator
+from jax_grpo.flops import ImpossibleRate
 from jax_grpo.health_log import HealthLog
 from jax_grpo.metrics import MetricsError, MetricsLog
 from jax_grpo.out_of_memory import DeviceOutOfMemory
@@ -46,7 +47,15 @@ from jax_grpo.tasks.engine import EngineError
 from jax_grpo.trainer import NonFiniteUpdates, Scored, Trainer
 from jax_grpo.weights import save_hf
 
-RUN_ERRORS = (CheckpointError, DeviceOutOfMemory, EngineError, MetricsError, NonFiniteUpdates, RewardError)
+RUN_ERRORS = (
+    CheckpointError,
+    DeviceOutOfMemory,
+    EngineError,
+    ImpossibleRate,
+    MetricsError,
+    NonFiniteUpdates,
+    RewardError,
+)
 
 
 def make_evaluator(trainer: Trainer) -> Evaluator | None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo import advantages
+from jax_grpo import advantages, flops
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
 from jax_grpo.checkpoint import abstract, content_hash, restore
 from jax_grpo.config import Config
@@ -18,15 +18,15 @@ from jax_grpo.loading import Policy, load_policy
 from jax_grpo.metrics import peak_memory
 from jax_grpo.out_of_memory import explained
 from jax_grpo.phases import Phases
+from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.resume import Origin, require_same_data
-from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts, make_generate, padded_length
+from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.samples import distinct_share
-from jax_grpo.sampling import Sampling
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.checked import checked_score
-from jax_grpo.update import TrainState, init_state, make_score, make_update
+from jax_grpo.update import TrainState, init_state
 
 
 class NonFiniteUpdates(RuntimeError):
@@ -52,35 +52,17 @@ class Trainer:
 
     def __init__(self, config: Config):
         self.config = config
-        context = padded_length(config.prompts.max_prompt_tokens) + config.rollout.max_new_tokens
-        self.policy: Policy = load_policy(config.model, config.seed, context)
+        self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
         self.task: Task = make_task(config.task)
         positions = load_positions(config.prompts, config.seed)
         self.dataset = PromptDataset(positions, config.seed)
         self._require_fitting_prompts()
-        self.steps_an_iteration = config.update.epochs * config.update.minibatches
-        self.generate = make_generate(
-            self.policy.graphdef,
-            vocab_size=self.tokenizer.vocab_size,
-            pad_id=self.tokenizer.pad_id,
-            group_size=config.rollout.group_size,
-            max_new_tokens=config.rollout.max_new_tokens,
-            sampling=Sampling(
-                config.rollout.temperature,
-                config.rollout.top_k,
-                config.rollout.top_p,
-                config.rollout.min_p,
-                config.rollout.repetition_penalty,
-            ),
-            stop_table_SV=self.task.stop_rule.token_table(self.tokenizer),
-            accept_state=self.task.stop_rule.accept,
-        )
-        self.score = make_score(self.policy.graphdef, config)
-        self.update = make_update(self.policy.graphdef, config, config.optimizer_steps())
+        programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
+        self.generate, self.score, self.update = programs
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
-        self.reference = jax.tree.map(jnp.copy, self.policy.params) if config.kl.beta > 0 else None
-        self.state: TrainState = init_state(jax.tree.map(jnp.copy, self.policy.params), config)
+        self.reference = reference_copy(self.policy.params, config) if config.kl.beta > 0 else None
+        self.state: TrainState = init_state(self.policy.params, config)
         self.policy = self.policy._replace(params=None)
         self.identity = {
             "architecture": dataclasses.asdict(self.policy.architecture),
@@ -198,7 +180,7 @@ class Trainer:
             stopped_B=rollout.stopped_PG.reshape(-1),
             sampling_logp_BS=rollout.sampling_logp_PGC.reshape(rows),
         )
-        if self._needs_old_logp():
+        if needs_old_logp(config):
             old_logp_BS, entropy_BS = self.score(self.state.params, batch)
             batch = dataclasses.replace(
                 batch, old_logp_BS=old_logp_BS, entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None
@@ -207,12 +189,6 @@ class Trainer:
             ref_logp_BS, _ = self.score(self.reference, batch)
             batch = dataclasses.replace(batch, ref_logp_BS=ref_logp_BS)
         return batch, np.asarray(flat_B)
-
-    def _needs_old_logp(self) -> bool:
-        """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
-        return (
-            self.steps_an_iteration > 1 or self.config.objective.entropy_quantile > 0 or self.config.record_batches > 0
-        )
 
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""
@@ -273,5 +249,13 @@ class Trainer:
         out["completions/distinct"] = distinct_share(scored.completions, group)
         out["ratio/first_deviation"] = float(steps[0]["ratio/deviation"])
         out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
+        passes = {
+            "rollout": 1,
+            "score": needs_old_logp(self.config) + (self.reference is not None),
+            "update": (1 + flops.BACKWARD) * len(steps) / self.config.update.minibatches,
+        }
+        work = flops.completions_work(scored.tokens.prompt_mask_PT, scored.tokens.completion_mask_PGC)  # pyright: ignore
+        peak = flops.device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
+        out |= flops.rates(self.policy.architecture, work, passes, seconds, peak)
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out

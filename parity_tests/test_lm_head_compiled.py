@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from jax_grpo import aot
+from jax_grpo import aot, targets
 from jax_grpo.bench import lm_head as bench
 
 PLUGIN = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
@@ -103,13 +103,13 @@ def test_matmuls_with_two_float32_operands_are_found():
 
 
 def test_an_unknown_target_says_which_there_are():
-    with pytest.raises(aot.CannotCompile, match="target 'rtx5090': expected one of rtx4090, h200"):
-        aot.target_text("rtx5090")
+    with pytest.raises(targets.UnknownTarget, match="target 'rtx5090': expected one of h200, rtx4090"):
+        aot.device("rtx5090")
 
 
 @pytest.mark.skipif(PLUGIN, reason="the plugin is installed")
 def test_without_the_plugin_the_error_says_what_to_install():
-    with pytest.raises(aot.CannotCompile, match=r"no compiler for rtx4090 here .*pip install jax-cuda12-plugin"):
+    with pytest.raises(aot.CannotCompile, match=r"no compiler for rtx4090 here .*pip install 'jax_grpo.aot.'"):
         aot.device("rtx4090")
 
 

@@ -68,6 +68,23 @@ def test_grouped_and_flat_layouts_give_the_same_step(extra, x64):
     )
 
 
+@pytest.mark.parametrize("remat", [True, "dots"])
+def test_recomputing_blocks_changes_neither_scores_nor_loss_nor_gradients(remat, x64):
+    plain, params = tiny_model(jnp.float64)
+    again, _ = tiny_model(jnp.float64, remat=remat)
+    batch = training_batch(plain, params, dtype=jnp.float64)
+    settings = config(update={"learning_rate": 1e-3, "micro_batches": 2})  # two: blocks are recomputed inside a scan
+    results = [
+        (make_score(graphdef, settings)(params, batch), jax.jit(make_gradient(graphdef, settings))(params, batch, 0.1))
+        for graphdef in (plain, again)
+    ]
+    (score, (loss, grads, *_)), (score_again, (loss_again, grads_again, *_)) = results
+    error = relative_error(grads_again, grads)
+    print(f"{remat}: loss {abs(loss - loss_again):.1e}, gradients {error:.1e} (tolerance 1e-12: float64 rounding)")
+    assert abs(loss - loss_again) < 1e-12 and error < 1e-12 and optax.tree.norm(grads) > 1e-2
+    np.testing.assert_allclose(score_again[0], score[0], atol=1e-12)
+
+
 def test_prompt_only_padding_changes_nothing(x64):
     graphdef, params = tiny_model(jnp.float64)
     batch = training_batch(graphdef, params, dtype=jnp.float64)

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-TARGETS = ("rtx4090", "h200", "local")
+from jax_grpo import targets
+
 PARAM_DTYPES = ("bfloat16", "float32")
 STEPS = 20
 MASKED = (0.0, 0.5)
@@ -27,7 +28,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="python -m jax_grpo.bench.lm_head", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--shape", default="s2", help="s1, s2, or T,H,V")
-    parser.add_argument("--target", default="local", choices=TARGETS)
+    parser.add_argument("--target", default="local", choices=[*targets.known(), "local"])
     parser.add_argument("--implementation", help="comma-separated variants; all of them otherwise")
     parser.add_argument("--param-dtype", default="bfloat16", choices=PARAM_DTYPES, help="of the embedding")
     parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
@@ -62,6 +63,7 @@ def measured_record(name: str, shape: Any, param_dtype: str) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from jax_grpo.bench.lm_head_variants import VARIANTS, problem
+    from jax_grpo.flops import BACKWARD, head
 
     device = jax.devices()[0]
     record: dict[str, Any] = {"device": device.device_kind}
@@ -77,7 +79,7 @@ def measured_record(name: str, shape: Any, param_dtype: str) -> dict[str, Any]:
             started = time.perf_counter()
             _, grads = jax.block_until_ready(step(hidden_TH, embedding_VH, rows))
             milliseconds.append(1e3 * (time.perf_counter() - started))
-        flops = 3 * 2 * shape.tokens * shape.width * shape.rows * (1 - masked)
+        flops = (1 + BACKWARD) * head((1 - masked) * shape.tokens, shape.width, shape.rows)
         median = statistics.median(milliseconds)
         record[f"masked {masked:.0%}"] = {
             "median_ms": median,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo import aot
+from jax_grpo import aot, targets
 from jax_grpo.batch import Batch, FlatTokens
 from jax_grpo.config import Config
 from jax_grpo.model import GPT2, GPT2Config
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m jax_grpo.bench.step_memory", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--target", default="rtx4090", choices=list(aot.TARGETS))
+    parser.add_argument("--target", default="rtx4090", choices=targets.known())
     parser.add_argument("--rows", type=int, default=64, help="sequences")
     parser.add_argument("--length", type=int, default=192, help="tokens of a sequence")
     parser.add_argument("--remat", action="store_true", help="recompute blocks in the backward pass")

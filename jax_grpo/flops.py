@@ -1,0 +1,142 @@
+"""Model FLOPs by formula, and how near a device's peak a phase of training came (MFU).
+
+Counted is what the algorithm needs, not what a program does: real tokens (no padding), keys a token may see, a prompt once for
+its G completions, and no recomputation. So MFU cannot be raised by wasting work, and above 100 % the number is wrong.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo.model import GPT2Config
+
+BACKWARD = 2  # a backward pass multiplies each matrix twice: for its weights' gradient and for its inputs'
+
+
+class ImpossibleRate(RuntimeError):
+    """More FLOPs a second than the device has: a time or a count is wrong."""
+
+
+class Work(NamedTuple):
+    """What a forward pass has to do: tokens through the blocks, (query, key) pairs of a head, tokens through the LM head."""
+
+    tokens: int
+    pairs: int
+    predicted: int
+
+
+class Peak(NamedTuple):
+    """Dense matmul FLOPs a second of a device, float32 accumulation, with operands of a dtype, and who says so."""
+
+    bfloat16: float
+    float32: float
+    source: str
+
+
+# float32 is TF32's figure: what JAX multiplies float32 with on these GPUs unless `jax_default_matmul_precision` says otherwise.
+PEAKS: dict[str, Peak] = {
+    "NVIDIA GeForce RTX 4090": Peak(165.2e12, 82.6e12, "NVIDIA Ada GPU architecture whitepaper, appendix A"),
+    "NVIDIA H200": Peak(989.4e12, 494.7e12, "NVIDIA H200 datasheet, halved: its figures are with sparsity"),
+    "NVIDIA H100 80GB HBM3": Peak(989.4e12, 494.7e12, "NVIDIA H100 datasheet, halved: its figures are with sparsity"),
+    "NVIDIA A100-SXM4-80GB": Peak(312e12, 156e12, "NVIDIA A100 datasheet"),
+    "NVIDIA A100-SXM4-40GB": Peak(312e12, 156e12, "NVIDIA A100 datasheet"),
+}
+
+
+def head(tokens: float, width: int, vocabulary: int) -> float:
+    """FLOPs of the logits of so many tokens: 2 T H V."""
+    return 2.0 * tokens * width * vocabulary
+
+
+def forward(sizes: GPT2Config, work: Work) -> float:
+    """FLOPs of a forward pass (Chowdhery et al. 2022, PaLM, appendix B, a third of it):
+
+        2 * 12 L H^2 * tokens + 4 L H * pairs + 2 H V * predicted
+
+    12 L H^2 are the blocks' matrices: biases and norms are a thousandth of them.
+    """
+    layers, width = sizes.num_layers, sizes.hidden_size
+    blocks = 2.0 * 12 * layers * width**2 * work.tokens
+    return blocks + 4.0 * layers * width * work.pairs + head(work.predicted, width, sizes.vocab_size)
+
+
+def training(sizes: GPT2Config, work: Work) -> float:
+    """FLOPs of a forward and a backward pass."""
+    return (1 + BACKWARD) * forward(sizes, work)
+
+
+def completions_work(prompt_mask_PT: np.ndarray, completion_mask_PGC: np.ndarray) -> Work:
+    """What a pass over an iteration's tokens needs; sampling them needs the same.
+
+    A prompt of p tokens is read once. A completion of c tokens is predicted from the prompt's last token and its own first
+    c - 1, the i-th of which sees p + i keys.
+    """
+    p_P = np.asarray(prompt_mask_PT).sum(-1).astype(np.int64)
+    c_PG = np.asarray(completion_mask_PGC).sum(-1).astype(np.int64)
+    read_PG = np.maximum(c_PG - 1, 0)
+    pairs = (p_P * (p_P + 1) // 2).sum() + (read_PG * p_P[:, None] + read_PG * (read_PG + 1) // 2).sum()
+    return Work(int(p_P.sum() + read_PG.sum()), int(pairs), int(c_PG.sum()))
+
+
+def device_peak(device_kind: str, dtype: str) -> float | None:
+    """Peak of a named device for matmuls of that dtype; None where the table has none (every CPU)."""
+    found = PEAKS.get(device_kind)
+    return None if found is None else {"bfloat16": found.bfloat16, "float32": found.float32}.get(dtype)
+
+
+def measured_peak(dtype: str, size: int, repeats: int = 5) -> float:
+    """FLOPs a second of the fastest of some square matmuls on the first device here: what benchmarks print beside a peak.
+
+    Not what training divides by on a CPU: under another load than at the measurement, it would be passed.
+    """
+    square = jnp.ones((size, size), jnp.dtype(dtype))
+    multiply = jax.jit(jnp.matmul)
+    jax.block_until_ready(multiply(square, square))
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        jax.block_until_ready(multiply(square, square))
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds)
+
+
+def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
+    """MFU: FLOPs over what the device could have done in that time.
+
+    Raises:
+        ImpossibleRate: above 1; names what was timed and the numbers.
+    """
+    share = flops / (seconds * peak)
+    if share > 1:
+        raise ImpossibleRate(
+            f"{what}: {flops:.3e} FLOPs in {seconds:.6f} s are {share:.1%} of the device's peak of {peak:.3e} a second: the "
+            f"time was not taken around finished work, or the peak in jax_grpo/flops.py is not this device's"
+        )
+    return share
+
+
+def rates(
+    sizes: GPT2Config, work: Work, passes: Mapping[str, float], seconds: Mapping[str, float], peak: float | None
+) -> dict[str, float]:
+    """Metrics of an iteration's phases: `flops_per_second/<phase>`, and `mfu/<phase>` where the device's peak is known.
+
+    Args:
+        sizes: of the model.
+        work: of one forward pass over the iteration's tokens.
+        passes: forward passes' worth of FLOPs of each phase.
+        seconds: of each phase, around finished work.
+        peak: of the device; None: unknown.
+    """
+    out: dict[str, float] = {}
+    for phase, count in passes.items():
+        flops = count * forward(sizes, work)
+        if not flops or phase not in seconds:
+            continue
+        out[f"flops_per_second/{phase}"] = flops / seconds[phase]
+        if peak is not None:
+            out[f"mfu/{phase}"] = utilisation(flops, seconds[phase], peak, phase)
+    return out

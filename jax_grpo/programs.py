@@ -1,0 +1,72 @@
+"""The compiled programs of a run: generate, score, update. The trainer runs these very ones, the memory report compiles them.
+
+What is static, donated and shared stands in `rollout.make_generate`, `update.make_score` and `update.make_update`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.config import Config
+from jax_grpo.optimiser import STORED
+from jax_grpo.rollout import make_generate, padded_length
+from jax_grpo.sampling import Sampling
+from jax_grpo.tasks.base import Task
+from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.update import make_score, make_update
+
+
+class Programs(NamedTuple):
+    """Jitted functions; see where each is made for its arguments."""
+
+    generate: Callable[..., Any]
+    score: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Task) -> Programs:
+    """The programs of a run with this config; nothing is compiled yet.
+
+    Args:
+        graphdef: of the `GPT2` (`nnx.split`).
+        tokenizer: its vocabulary bounds what is sampled.
+        task: gives the stop rule.
+    """
+    settings = config.rollout
+    generate = make_generate(
+        graphdef,
+        vocab_size=tokenizer.vocab_size,
+        pad_id=tokenizer.pad_id,
+        group_size=settings.group_size,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=Sampling(
+            settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty
+        ),
+        stop_table_SV=task.stop_rule.token_table(tokenizer),
+        accept_state=task.stop_rule.accept,
+    )
+    return Programs(generate, make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps()))
+
+
+def context(config: Config) -> int:
+    """Tokens of the longest sequence a run can have: the widest bucket of prompts, and the completion's cap."""
+    return padded_prompt(config) + config.rollout.max_new_tokens
+
+
+def padded_prompt(config: Config) -> int:
+    """Tokens of the widest bucket of prompts."""
+    return padded_length(config.prompts.max_prompt_tokens)
+
+
+def needs_old_logp(config: Config) -> bool:
+    """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
+    several = config.update.epochs * config.update.minibatches > 1
+    return several or config.objective.entropy_quantile > 0 or config.record_batches > 0
+
+
+def reference_copy(params: Any, config: Config) -> Any:
+    """The frozen reference: a copy of the parameters, since the update donates them, in `kl.reference_dtype`."""
+    stored = STORED[config.kl.reference_dtype]
+    return jax.tree.map(lambda x: jnp.array(x, stored or x.dtype), params)
