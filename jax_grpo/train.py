@@ -25,7 +25,7 @@ from jax_grpo.checkpoint import Checkpoints, abstract, content_hash, restore
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
-from jax_grpo.evaluate import Evaluation, Evaluator
+from jax_grpo.evaluation.during_training import Evaluation, Evaluator
 from jax_grpo.health import HealthLog
 from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
