@@ -14,9 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from jax_grpo.checkpoint import content_hash
 from jax_grpo.checkpoint_files import CheckpointError, is_checkpoint
 from jax_grpo.config import EngineConfig
 from jax_grpo.config_files import weights_directory
@@ -29,8 +26,7 @@ from jax_grpo.evaluation.published import published_figures
 from jax_grpo.evaluation.selfplay import games_record
 from jax_grpo.evaluation.suites import SUITE_NAMES, Data, Results, our_generators, run_suites
 from jax_grpo.evaluation.tables import evaluation_page
-from jax_grpo.loading import Policy
-from jax_grpo.named_weights import display_name, find_weights, load_named
+from jax_grpo.named_weights import describe_model, find_weights, load_named
 from jax_grpo.position_files import read_positions
 from jax_grpo.prompts import read_packaged
 from jax_grpo.run_folder import write_whole
@@ -65,22 +61,6 @@ def evaluate(weights: str, suites: Sequence[str], data: Data, temperature: float
         "published": published_figures(weights, settings),
     }
     return report, results
-
-
-def describe_model(weights: str, policy: Policy) -> dict[str, Any]:
-    """Name, sizes and a hash of the parameters' values."""
-    return {
-        "name": display_name(weights),
-        "architecture": dataclasses.asdict(policy.architecture),
-        "tokenizer": policy.tokenizer.name,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)) - _padding(policy),
-        "sha256": content_hash(policy.params),
-    }
-
-
-def _padding(policy: Policy) -> int:
-    config = policy.architecture
-    return (config.padded_vocab_size - config.vocab_size) * config.hidden_size
 
 
 def describe_data(data: Data, suites: Sequence[str]) -> dict[str, str]:

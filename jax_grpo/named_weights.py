@@ -1,11 +1,15 @@
 """From what a user calls a model (`packaged:rook-small`, a run's folder, a Hugging Face folder, a checkpoint) to a policy to ask.
 
-Finds the tokenizer that belongs to the weights. Loading itself is `loading`'s.
+Finds the tokenizer that belongs to the weights, and says what a model is. Loading itself is `loading`'s.
 """
 
-import json
+import dataclasses
 from pathlib import Path
+from typing import Any
 
+import jax
+
+from jax_grpo.checkpoint import content_hash
 from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
 from jax_grpo.config import ModelConfig
 from jax_grpo.config_files import require_weights, weights_directory
@@ -74,6 +78,17 @@ def display_name(name: str) -> str:
     return named.name.removeprefix("packaged:")
 
 
-def architecture_of(folder: Path) -> dict:
-    """`config.json` of a Hugging Face folder, or {} for a checkpoint."""
-    return {} if is_checkpoint(folder) else json.loads((folder / "config.json").read_text())
+def describe_model(weights: str, policy: Policy) -> dict[str, Any]:
+    """Name, sizes and a hash of the parameters' values."""
+    return {
+        "name": display_name(weights),
+        "architecture": dataclasses.asdict(policy.architecture),
+        "tokenizer": policy.tokenizer.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)) - _padding(policy),
+        "sha256": content_hash(policy.params),
+    }
+
+
+def _padding(policy: Policy) -> int:
+    config = policy.architecture
+    return (config.padded_vocab_size - config.vocab_size) * config.hidden_size
