@@ -69,8 +69,8 @@ def _json(path: Path) -> dict[str, Any]:
 def _evaluation(folder: Path | None) -> str:
     if folder is None:
         return "None was given. `python -m jax_grpo.evaluate` makes one.\n"
-    body = (folder / "evaluation.md").read_text(encoding="utf-8").split("\n", 1)[1]
-    return body.strip().replace("\n## ", "\n### ") + "\n"
+    _, body = (folder / "evaluation.md").read_text(encoding="utf-8").split("\n", 1)  # the card has its own title
+    return body.replace("\n## ", "\n### ").strip() + "\n"
 
 
 def _training(run: Path | None, provenance: dict[str, Any]) -> str:

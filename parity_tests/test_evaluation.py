@@ -1,16 +1,22 @@
 """The judges of an evaluation: perfect answers score perfectly, known faults cost what they must, intervals are the textbook's."""
 
 import dataclasses
+import io
 import json
 import math
 import random
+import re
 
 import chess
+import chess.pgn
 import numpy as np
 import pytest
 
+from jax_grpo.config import ConfigError
+from jax_grpo.evaluate import parse
 from jax_grpo.evaluation.comparison import compare, comparison_page, read_report
 from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task
+from jax_grpo.evaluation.games import pgn
 from jax_grpo.evaluation.generation import EvaluationError
 from jax_grpo.evaluation.intervals import Z, bootstrap_mean, difference, mean, proportion, summarise
 from jax_grpo.evaluation.mates import mate_rows, read_mates
@@ -18,10 +24,13 @@ from jax_grpo.evaluation.policy import policy_rows, policy_task
 from jax_grpo.evaluation.published import published_figures
 from jax_grpo.evaluation.selfplay import openings, play, selfplay_estimates
 from jax_grpo.evaluation.suites import Data, run_suites
+from jax_grpo.named_weights import find_tokenizer, find_weights
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import policy_row
 from jax_grpo.tasks.environment import next_state
 from jax_grpo.tasks.policy import win_probability
+from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.weights import WeightsError
 
 POSITIONS = read_packaged("heldout")[:60]
 
@@ -301,3 +310,53 @@ def test_suites_ask_every_prompt_in_every_mode_and_give_white_and_black_apart():
     assert (white.value, black.value) == (1.0, 1.0)
     assert white.count + black.count == 60
     assert white.count == sum(chess.Board(position.fen).turn for position in POSITIONS)
+
+
+def test_self_play_games_are_pgn_that_reads_back_move_by_move():
+    games = played(RandomPlayer(illegal_at=7), None)
+    file = io.StringIO(pgn({"python chess, greedy": games}, "a model"))
+    for game in games:
+        read = chess.pgn.read_game(file)
+        assert read is not None and not read.errors
+        assert list(read.mainline_moves()) == game.board.move_stack
+        assert read.headers["Termination"] == "the model's move is not legal, or not a move"
+        assert "a1a1" in read.end().comment
+    assert chess.pgn.read_game(file) is None
+
+
+def test_names_of_weights_that_cannot_be_used_are_one_clear_error(tmp_path):
+    with pytest.raises(ConfigError, match="the packaged models are packaged:rook-small"):
+        find_weights("packaged:rook-smal")
+    with pytest.raises(ConfigError, match=r"config.json does not exist; expected a Hugging Face folder"):
+        find_weights(str(tmp_path))
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(WeightsError, match=r"a run that has not exported its weights .* --resume auto"):
+        find_weights(str(tmp_path))
+
+
+def test_the_tokenizer_is_found_beside_the_weights_or_by_gpt2s_vocabulary(tmp_path):
+    shape = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 50257}))
+    assert find_tokenizer(str(tmp_path)) == "gpt2"
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 99}))
+    with pytest.raises(WeightsError, match=r"has no tokenizer .* vocabulary of 99 is not GPT-2's 50257"):
+        find_tokenizer(str(tmp_path))
+    Tokenizer.load("chess").save(tmp_path)
+    assert Tokenizer.load(find_tokenizer(str(tmp_path))).name == "chess"
+    assert Tokenizer.load(find_tokenizer("packaged:rook-small")).name == "chess"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--weights", "w"], "give --weights W and --out DIR, or --compare"),
+        (["--weights", "w", "--out", "d", "--suite", "policy,mate"], "--suite 'mate': expected all, or of policy"),
+        (["--weights", "w", "--out", "d", "--positions", "0"], "'0'; expected a whole number of at least 1"),
+        (["--weights", "w", "--out", "d", "--temperature", "0"], r"expected a number above 0 \(greedy is always"),
+        (["--weights", "w", "--out", "d", "--seed", "-1"], "--seed -1: expected 0 to 2147483647"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_loaded(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert re.search(words, capsys.readouterr().err)

@@ -19,7 +19,7 @@ from jax_grpo.evaluation.selfplay import openings
 from jax_grpo.evaluation.suites import CAPS, Data, our_generators, run_suites
 from jax_grpo.hf_tokenizer import chess_backend
 from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.named_weights import load_named
+from jax_grpo.named_weights import describe_model, load_named
 from jax_grpo.prompts import read_packaged
 from jax_grpo.rollout import encode_prompts
 from jax_grpo.sft_rows import policy_row
@@ -279,3 +279,12 @@ def test_openings_are_distinct_and_a_function_of_the_seed():
     assert len(set(fens)) == 32
     assert fens == [game.board.fen() for game in openings(32, 0)]
     assert fens[0].startswith("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w")
+
+
+def test_the_card_of_an_evaluated_model_has_its_tables(tmp_path, tiny):
+    model = describe_model(tiny, load_named(tiny))
+    (tmp_path / "evaluation.json").write_text(json.dumps({"format": 1, "model": model}))
+    (tmp_path / "evaluation.md").write_text("# Evaluation of tiny\n\n## Environment\n\n| legal | 3 % |\n")
+    export.export_hf(tiny, tmp_path / "out", tmp_path)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "## Evaluation\n\n### Environment\n\n| legal | 3 % |" in card
