@@ -242,6 +242,17 @@ def test_exact_states_stop_counting_at_the_first_wrong_one():
     assert {game.legal for game in games} == {5}
 
 
+def test_states_after_a_wrong_one_do_not_count_even_where_they_are_right_again():
+    games = openings(3, seed=0)
+
+    def simulate(prompts, *, numbers=None, step=0, tick=None):
+        fens = [games[number].board.fen() for number in numbers]  # the true state: the move is made by now
+        return [f"{fen}0+0.001+0+0" if step == 2 else f"{fen}+0.001+0+0" for fen in fens]
+
+    play(games, policy_task("best_move"), RandomPlayer(), simulate, 6, lambda done: None)
+    assert [(game.legal, game.exact) for game in games] == [(6, 2)] * 3
+
+
 def test_a_model_that_plays_another_board_than_the_true_one_is_judged_on_the_true_one():
     """From the half-move after the fault on, the player sees a board without the pawn and moves through its square."""
     games = [game for game in played(RandomPlayer(), Rules(wrong_at=0), half_moves=40) if game.ended == "illegal_move"]

@@ -69,7 +69,7 @@ def caveats(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def comparison_page(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """comparison.md: one table a section, rows `all` first."""
+    """comparison.md: one table a section; groups of a number that is known for all prompts are left to the JSON."""
     pairs = compare(before, after)
     names = before["model"]["name"], after["model"]["name"]
     if names[0] == names[1]:
@@ -78,16 +78,18 @@ def comparison_page(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         )
     notes = [
         "Brackets: 95 % intervals. *apart*: the two intervals do not overlap (a stricter test than an interval of the "
-        "difference that leaves out 0).",
+        "difference that leaves out 0). White, Black and other groups: comparison.json.",
         *caveats(before, after),
     ]
     parts = [f"# {names[0]} and {names[1]}\n", "\n".join(notes) + "\n"]
     for section in sections(pairs):
         rows = []
         for mode, group in columns(pairs, section):
-            for name, words, unit in SUITES[section.split("/")[0]]:
-                if (pair := pairs.get(f"{section}/{mode}/{group}/{name}")) and pair["difference"]:
-                    label = f"{mode}, {group.replace('_', ' ')}: {words}"
+            for name, words, unit in SUITES[section.partition("/")[0]]:
+                pair = pairs.get(f"{section}/{mode}/{group}/{name}")
+                whole = group == "all" or f"{section}/{mode}/all/{name}" not in pairs
+                if pair and pair["difference"] and whole:
+                    label = f"{words}, {mode}" if group == "all" else f"{words}, {mode}, {group.capitalize()}"
                     change = show(pair["difference"], unit, signed=True)
                     verdict = "apart" if pair["apart"] else ""
                     rows.append([label, show(pair["before"], unit), show(pair["after"], unit), change, verdict])

@@ -28,7 +28,7 @@ def _game(game: Game, number: int, event: str, name: str) -> chess.pgn.Game:
     for key, value in headers.items():
         out.headers[key] = value
     end = out.end()
-    if game.ended not in ("game_over", "length"):
+    if game.ended not in ("checkmate", "draw", "length"):
         end.comment = f"{ENDS[game.ended or 'length']}: {' '.join(game.last_text.split())!r}".replace("}", ")")
     if game.opening:
         at = out

@@ -20,12 +20,14 @@ from jax_grpo.tasks.policy import PolicyTask
 OPENING = 4  # random half-moves before the model's first, so that greedy games differ; the first game has none
 ENDS = {
     "illegal_move": "the model's move is not legal, or not a move",
-    "game_over": "checkmate or a draw on the true board",
+    "checkmate": "checkmate on the true board",
+    "draw": "a draw on the true board (stalemate, material, 75 moves, fivefold repetition)",
     "length": "the limit of half-moves",
     "unreadable_state": "the state written is not a FEN in four fields",
     "environment_refused": "the model called its own legal move illegal",
     "environment_ended": "the model called the game over, and it was not",
 }
+ON_A_TRUE_BOARD = ("illegal_move", "checkmate", "draw", "length")
 
 
 @dataclasses.dataclass
@@ -118,8 +120,8 @@ def _continue(game: Game, truth: str, answer: str) -> None:
     if game.exact == game.legal - 1 and fields[0] == truth.partition("+")[0]:
         game.exact += 1
     game.last_text = answer
-    if game.board.outcome() is not None:
-        game.ended = "game_over"
+    if (outcome := game.board.outcome()) is not None:
+        game.ended = "checkmate" if outcome.termination == chess.Termination.CHECKMATE else "draw"
     elif len(fields) != 4 or not _readable(fields[0]):
         game.ended = "unreadable_state"
     elif fields[3] == "1":
@@ -150,7 +152,7 @@ def selfplay_estimates(games: Sequence[Game], own_environment: bool, seed: int) 
     if own_environment:
         out["all/exact_states"] = bootstrap_mean([game.exact for game in games], seed)
     for end in ENDS:
-        if own_environment or end in ("illegal_move", "game_over", "length"):
+        if own_environment or end in ON_A_TRUE_BOARD:
             out[f"all/ended_{end}"] = proportion([game.ended == end for game in games])
     for side, color in {"white": chess.WHITE, "black": chess.BLACK}.items():
         out[f"{side}/legal"] = proportion([legal for game in games for legal in _attempts(game, color)])

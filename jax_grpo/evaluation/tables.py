@@ -39,7 +39,8 @@ SELFPLAY = (
     ("exact_states", "exact states in a row", PLAIN),
     ("legal", "legal, of moves tried", PERCENT),
     ("ended_illegal_move", "ended by an illegal move", PERCENT),
-    ("ended_game_over", "ended by mate or draw", PERCENT),
+    ("ended_checkmate", "ended by checkmate", PERCENT),
+    ("ended_draw", "ended by a draw", PERCENT),
     ("ended_length", "reached the limit", PERCENT),
     ("ended_unreadable_state", "ended: state unreadable", PERCENT),
     ("ended_environment_refused", "ended: legal move refused", PERCENT),
@@ -67,8 +68,12 @@ def show(estimate: Estimate | Mapping[str, Any] | None, unit: str, *, signed: bo
         return "–"
     scale, digits, mark = {PERCENT: (100, 1, " %"), PLAIN: (1, 2 if abs(value) < 10 else 1, "")}[unit]
     sign = "+" if signed else ""
-    text = f"{value * scale:{sign}.{digits}f}{mark}"
-    return text if low is None else f"{text} [{low * scale:{sign}.{digits}f}, {high * scale:{sign}.{digits}f}]"
+
+    def rounded(number: float) -> str:
+        return f"{round(number * scale, digits) + 0.0:{sign}.{digits}f}"  # + 0.0: no minus before a zero
+
+    text = rounded(value) + mark
+    return text if low is None else f"{text} [{rounded(low)}, {rounded(high)}]"
 
 
 def _parts(estimate: Estimate | Mapping[str, Any]) -> tuple[float | None, Any, Any]:
