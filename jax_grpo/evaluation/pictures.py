@@ -111,11 +111,9 @@ def lengths(games: Mapping[str, Sequence[Game]], path: Path) -> None:
 
 
 def longest_game(games: Mapping[str, Sequence[Game]], name: str, path: Path) -> None:
-    """Eight moments of the longest game on python-chess's board (else of any), White below; the last is how it ended."""
-    candidates = {key: played for key, played in games.items() if key.startswith("python_chess")} or games
-    key, game = max(
-        ((key, game) for key, played in candidates.items() for game in played), key=lambda pair: pair[1].legal
-    )
+    """Eight moments of the longest sampled game (greedy ones often repeat themselves), White below; the last is its end."""
+    sampled = [(key, game) for key, played in games.items() for game in played if key.endswith("/sampled")]
+    key, game = max(sampled, key=lambda pair: pair[1].legal)
     tries = [move.uci() for move in game.board.move_stack]
     tries += [game.last_text.strip()[:12]] if game.ended == "illegal_move" else [""]
     moments = np.unique(np.linspace(game.opening, len(tries) - 1, 8).round().astype(int))
