@@ -31,7 +31,7 @@ from jax_grpo.position_files import read_positions
 from jax_grpo.prompts import read_packaged
 from jax_grpo.run_folder import write_whole
 from jax_grpo.tasks.base import Position
-from jax_grpo.tasks.engine import EngineError, EnginePool
+from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 
 PROGRAM = "python -m jax_grpo.evaluate"
 
@@ -182,9 +182,11 @@ def main(argv: list[str] | None = None) -> None:
                 before, after = arguments.compare
                 made = save_comparison(before, after, arguments.out or after)
             else:
+                find_weights(arguments.weights)
+                arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
                 engine = None
                 if arguments.engine:
-                    path = None if arguments.engine == "stockfish" else arguments.engine
+                    path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
                     config = EngineConfig.model_validate({"path": path, "nodes": arguments.nodes})
                     engine = cleanup.enter_context(EnginePool(config))
                 data = load_data(arguments, engine)

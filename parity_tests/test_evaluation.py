@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jax_grpo.config import ConfigError
-from jax_grpo.evaluate import parse
+from jax_grpo.evaluate import main, parse
 from jax_grpo.evaluation.comparison import compare, comparison_page, read_report
 from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task
 from jax_grpo.evaluation.games import pgn
@@ -371,3 +371,17 @@ def test_wrong_arguments_are_refused_before_anything_is_loaded(arguments, words,
     with pytest.raises(SystemExit):
         parse(arguments)
     assert re.search(words, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--weights", "nowhere"], "ConfigError: model.weights is 'nowhere', but .*config.json does not exist"),
+        (["--engine", "/nowhere"], "EngineError: --engine is '/nowhere': no such executable; install Stockfish"),
+        (["--suite", "mates", "--mates", "none.jsonl"], "EvaluationError: --mates none.jsonl: no such file"),
+        (["--suite", "policy", "--data", "none.csv"], "PositionFileError: none.csv: no such file"),
+    ],
+)
+def test_what_is_missing_is_one_clear_error_before_the_model_is_loaded(tmp_path, arguments, words):
+    with pytest.raises(SystemExit, match=words):
+        main(["--weights", "packaged:rook-small", "--out", str(tmp_path), *arguments])
