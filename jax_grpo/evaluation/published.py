@@ -5,7 +5,7 @@ from typing import Any
 
 # words, path in evaluation.json, percent
 ROOKWORLD = (
-    ("checkmate in one (BIG-bench)", "mates/full/greedy/all/mate", 32.1),
+    ("checkmate in one (theirs on BIG-bench)", "mates/full/greedy/all/mate", 32.1),
     ("best move", "policy/full/greedy/all/best_move", 26.2),
     ("top five", "policy/full/greedy/all/candidates_top_five", 39.2),
     ("policy format", "policy/full/greedy/all/format", 93.0),
