@@ -1,94 +1,202 @@
-"""Scores of a policy on fixed prompts, one completion a prompt: greedy, and sampled at the training temperature.
+"""A model judged on held-out positions: `python -m jax_grpo.evaluate --weights W --out DIR`, or two evaluations `--compare A B`.
 
-Every number is a function of (weights, prompts, seed). Knows nothing of training.
+Writes evaluation.json (the same for the same weights, data and seed), evaluation.md, pictures and the self-play games. Reads the
+command line and files; the suites are in `evaluation/`.
 """
 
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
+from jax_grpo.checkpoint_files import CheckpointError, is_checkpoint
+from jax_grpo.config import EngineConfig
+from jax_grpo.config_files import weights_directory
+from jax_grpo.evaluation.comparison import FORMAT, REPORT, compare, comparison_page, read_report
+from jax_grpo.evaluation.games import pgn
+from jax_grpo.evaluation.generation import EvaluationError
+from jax_grpo.evaluation.mates import PACKAGED_MATES, Mate, read_mates
+from jax_grpo.evaluation.progress import Steps
+from jax_grpo.evaluation.published import published_figures
+from jax_grpo.evaluation.selfplay import games_record
+from jax_grpo.evaluation.suites import SUITE_NAMES, Data, Results, our_generators, run_suites
+from jax_grpo.evaluation.tables import evaluation_page
+from jax_grpo.named_weights import describe_model, find_weights, load_named
+from jax_grpo.position_files import read_positions
+from jax_grpo.prompts import read_packaged
+from jax_grpo.run_folder import write_whole
+from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 
-from jax_grpo.loading import Policy
-from jax_grpo.rollout import decode_completions, encode_prompts, make_generate
-from jax_grpo.sampling import Sampling
-from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
-from jax_grpo.tasks.checked import checked_score
-
-BATCH = 64  # prompts generated together; the last batch is filled up and the fill dropped
+PROGRAM = "python -m jax_grpo.evaluate"
 
 
-class Evaluation(NamedTuple):
-    """`metrics` holds `eval/<mode>/<component>` means and `eval/<mode>/reward`; completions by mode."""
-
-    metrics: dict[str, float]
-    completions: dict[str, list[str]]
-    components: dict[str, dict[str, np.ndarray]]
-
-
-class Evaluator:
-    """Compiled once, called with the parameters of the moment.
+def evaluate(weights: str, suites: Sequence[str], data: Data, temperature: float, steps: Any) -> tuple[dict, Results]:
+    """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results.
 
     Args:
-        policy: model and tokenizer.
-        task: prompts' task; gives the stop rule and the components.
-        prompts: what to ask, fixed.
-        max_new_tokens: the cap.
-        max_prompt_tokens: longest allowed prompt.
+        weights: see `named_weights`.
+        suites: names of `SUITE_NAMES`.
+        data: what to ask about.
         temperature: of the sampled mode.
-        seed: of the sampled mode.
+        steps: progress, see `progress.Steps`.
     """
+    policy = load_named(weights)
+    results = run_suites(suites, our_generators(policy, temperature, data.seed), data, steps)
+    folder = weights_directory(find_weights(weights))
+    settings = {} if is_checkpoint(folder) else json.loads((folder / "config.json").read_text())
+    report = {
+        "format": FORMAT,
+        "model": describe_model(weights, policy),
+        "data": describe_data(data, suites),
+        "seed": data.seed,
+        "temperature": temperature,
+        "estimates": {path: dataclasses.asdict(estimate) for path, estimate in results.estimates.items()},
+        "games": {key: games_record(games) for key, games in results.games.items()},
+        "published": published_figures(weights, settings),
+    }
+    return report, results
 
-    def __init__(
-        self,
-        policy: Policy,
-        task: Task,
-        prompts: Sequence[Prompt],
-        *,
-        max_new_tokens: int,
-        max_prompt_tokens: int,
-        temperature: float,
-        seed: int,
-    ):
-        self.prompts = list(prompts)
-        self._tokenizer, self._task, self._seed = policy.tokenizer, task, seed
-        self._batches = []
-        for start in range(0, len(self.prompts), BATCH):
-            rows = np.resize(np.arange(start, min(start + BATCH, len(self.prompts))), BATCH)
-            tokens = encode_prompts([self.prompts[i].text for i in rows], self._tokenizer, max_prompt_tokens)
-            states = np.array([self.prompts[i].start_state for i in rows], np.int32)
-            self._batches.append((rows, tokens, states, caps([self.prompts[i] for i in rows], max_new_tokens)))
-        self._generate = {
-            mode: make_generate(
-                policy.graphdef,
-                vocab_size=self._tokenizer.vocab_size,
-                pad_id=self._tokenizer.pad_id,
-                group_size=1,
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                stop_table_SV=task.stop_rule.token_table(self._tokenizer),
-                accept_state=task.stop_rule.accept,
-            )
-            for mode, sampling in {"greedy": Sampling(temperature=0.0), "sampled": Sampling(temperature)}.items()
-        }
 
-    def __call__(self, params: Any) -> Evaluation:
-        """Generates and scores every prompt in both modes."""
-        metrics, completions, components = {}, {}, {}
-        for mode, generate in self._generate.items():
-            texts: list[str] = []
-            for rows, tokens, states, caps_P in self._batches:
-                numbers = rows.astype(np.int32)
-                rollout = generate(params, *tokens, states, numbers, self._seed, jnp.int32(0), caps_P)
-                texts += decode_completions(rollout, self._tokenizer)
-            texts = texts[: len(self.prompts)]
-            texts = [
-                self._task.stop_rule.truncate(text, prompt.start_state)[0]
-                for text, prompt in zip(texts, self.prompts, strict=True)
-            ]
-            scores = checked_score(self._task, self.prompts, texts)
-            metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
-            for name, values in applicable(scores, self.prompts).items():
-                metrics[f"eval/{mode}/{name}"] = float(values.mean())
-            completions[mode], components[mode] = texts, scores
-        return Evaluation(metrics, completions, components)
+def describe_data(data: Data, suites: Sequence[str]) -> dict[str, str]:
+    """In words and checksums, what the suites that ran were asked; without file names, which differ from place to place."""
+    out = {}
+    if {"policy", "environment"} & set(suites):
+        engine = f"moves without a label scored by {data.engine.name}" if data.engine else "no engine: labels only"
+        out["positions"] = f"{len(data.positions):,} (checksum {_checksum(data.positions)}), {engine}"
+    if "mates" in suites:
+        out["mates"] = f"{len(data.mates):,} (checksum {_checksum(data.mates)})"
+    if "selfplay" in suites:
+        out["self-play"] = f"{data.games} games of each kind, at most {data.half_moves} half-moves of the model"
+    return out
+
+
+def _checksum(rows: Sequence[Position] | Sequence[Mate]) -> str:
+    """Of the rows as a set: their order does not matter to any number."""
+    return hashlib.sha256("\n".join(sorted(map(repr, rows))).encode()).hexdigest()[:12]
+
+
+def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]:
+    """Writes the report, its tables, pictures and games; returns the files."""
+    from jax_grpo.evaluation.pictures import save_pictures  # matplotlib is slow to import
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [folder / REPORT, folder / "evaluation.md"]
+    write_whole(made[0], json.dumps(report, indent=1) + "\n")
+    write_whole(made[1], evaluation_page(report))
+    if results.games:
+        made.append(folder / "selfplay.pgn")
+        named = {key.replace("_", " ").replace("/", ", "): games for key, games in results.games.items()}
+        write_whole(made[-1], pgn(named, report["model"]["name"]))
+    return made + save_pictures(results, data, report["model"]["name"], folder)
+
+
+def save_comparison(before: Path, after: Path, folder: Path) -> list[Path]:
+    """Writes comparison.json and comparison.md of two evaluations."""
+    reports = read_report(before), read_report(after)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [folder / "comparison.json", folder / "comparison.md"]
+    write_whole(made[0], json.dumps(compare(*reports), indent=1) + "\n")
+    write_whole(made[1], comparison_page(*reports))
+    return made
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Checked arguments; argparse words what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description="A model judged on held-out positions.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--weights", metavar="W", help="packaged:rook-small, a run folder, a Hugging Face folder, a checkpoint"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write into")
+    parser.add_argument(
+        "--suite", default="all", metavar="S", help=f"all, or of {','.join(SUITE_NAMES)} (default: all)"
+    )
+    parser.add_argument(
+        "--positions", type=_count, default=1000, metavar="N", help="first N of the data (default: 1000)"
+    )
+    parser.add_argument("--data", metavar="FILE", help="positions to ask about (default: the packaged held-out ones)")
+    parser.add_argument("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
+    parser.add_argument(
+        "--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)"
+    )
+    parser.add_argument("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
+    parser.add_argument("--temperature", type=_positive, default=1.0, metavar="T", help="when sampled (default: 1)")
+    parser.add_argument(
+        "--engine", metavar="PATH", help="Stockfish (a path, or `stockfish`) to score moves without a label"
+    )
+    parser.add_argument("--nodes", type=_count, default=3000, metavar="N", help="the engine's limit (default: 3000)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling, openings and resampling (default: 0)")
+    parser.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("A", "B"), help="two folders of evaluations, B against A"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.compare is None and (arguments.weights is None or arguments.out is None):
+        parser.error("give --weights W and --out DIR, or --compare DIR_A DIR_B")
+    if not 0 <= arguments.seed < 2**31:
+        parser.error(f"--seed {arguments.seed}: expected 0 to 2147483647")
+    arguments.suite = list(SUITE_NAMES) if arguments.suite == "all" else arguments.suite.split(",")
+    if unknown := [name for name in arguments.suite if name not in SUITE_NAMES]:
+        parser.error(f"--suite {unknown[0]!r}: expected all, or of {', '.join(SUITE_NAMES)}, with commas between")
+    return arguments
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of at least 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 100:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r}; expected a number above 0 (greedy is always measured)")
+
+
+def load_data(arguments: argparse.Namespace, engine: EnginePool | None) -> Data:
+    """The positions and mates to ask about.
+
+    Raises:
+        EvaluationError, PositionFileError: name the file and the row.
+    """
+    positions: list[Position] = []
+    if {"policy", "environment"} & set(arguments.suite):
+        found = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
+        positions = found[: arguments.positions]
+    mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in arguments.suite else []
+    return Data(positions, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        with contextlib.ExitStack() as cleanup:
+            if arguments.compare:
+                before, after = arguments.compare
+                made = save_comparison(before, after, arguments.out or after)
+            else:
+                find_weights(arguments.weights)
+                arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
+                engine = None
+                if arguments.engine:
+                    path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
+                    config = EngineConfig.model_validate({"path": path, "nodes": arguments.nodes})
+                    engine = cleanup.enter_context(EnginePool(config))
+                data = load_data(arguments, engine)
+                steps = cleanup.enter_context(Steps())
+                report, results = evaluate(arguments.weights, arguments.suite, data, arguments.temperature, steps)
+                made = save(report, results, data, arguments.out)
+    except (CheckpointError, EngineError, EvaluationError, OSError, ValueError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
+    print("saved:", ", ".join(map(str, made)))
+
+
+if __name__ == "__main__":
+    main()

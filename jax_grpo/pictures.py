@@ -7,11 +7,10 @@ import chess
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.patheffects
 import matplotlib.pyplot as plt
-from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from jax_grpo.evaluate import Evaluation, Evaluator
+from jax_grpo.board_picture import ENGINE, MODEL, draw_board
+from jax_grpo.evaluation.during_training import Evaluation, Evaluator
 from jax_grpo.records import read_records
 from jax_grpo.tasks.base import Prompt
 
@@ -23,8 +22,6 @@ PANELS = (
     ("entropy", "entropy", "nats per token"),
     ("grad_norm", "gradient norm", "before clipping"),
 )
-GLYPHS = dict(zip("KQRBNPkqrbnp", "♚♛♜♝♞♟♚♛♜♝♞♟", strict=True))
-LIGHT, DARK, MODEL, ILLEGAL, ENGINE = "#f0e4d0", "#b9a284", "#2563eb", "#dc2626", "#16a34a"
 
 
 def save_all(run_dir: Path, evaluator: Evaluator | None, evaluation: Evaluation | None) -> list[Path]:
@@ -86,49 +83,6 @@ def boards(prompts: Sequence[Prompt], moves: Sequence[Sequence[str]], path: Path
         axis.axis("off")
     for axis, prompt, move in zip(axes.flat, prompts, moves, strict=False):
         assert prompt.position is not None
-        _draw(axis, chess.Board(prompt.position.fen), move[0] if move else "", prompt.position.moves[0])
+        draw_board(axis, chess.Board(prompt.position.fen), move[0] if move else "", prompt.position.moves[0])
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _draw(axis, board: chess.Board, model: str, engine: str) -> None:
-    axis.set(xlim=(0, 8), ylim=(0, 8), aspect="equal")
-    flipped = board.turn == chess.BLACK
-
-    def centre(square: int) -> tuple[float, float]:
-        file, rank = chess.square_file(square), chess.square_rank(square)
-        return (7.5 - file, 7.5 - rank) if flipped else (file + 0.5, rank + 0.5)
-
-    for square in chess.SQUARES:
-        x, y = centre(square)
-        dark = (chess.square_file(square) + chess.square_rank(square)) % 2 == 0
-        axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=DARK if dark else LIGHT, linewidth=0))
-        piece = board.piece_at(square)
-        if piece is not None:
-            # solid glyphs for both colours: the hollow white ones vanish on light squares
-            fill = "#ffffff" if piece.color else "#1c1917"
-            text = axis.text(x, y - 0.04, GLYPHS[piece.symbol()], fontsize=21, ha="center", va="center", color=fill)
-            text.set_fontfamily("DejaVu Sans")
-            text.set_path_effects([matplotlib.patheffects.withStroke(linewidth=1.0, foreground="#1c1917")])
-    legal = model in {move.uci() for move in board.legal_moves}
-    for uci, color, width in ((engine, ENGINE, 5), (model, MODEL if legal else ILLEGAL, 2.5)):
-        try:
-            move = chess.Move.from_uci(uci)
-        except ValueError:
-            continue
-        axis.add_patch(
-            FancyArrowPatch(
-                centre(move.from_square),
-                centre(move.to_square),
-                arrowstyle="-|>",
-                mutation_scale=14,
-                color=color,
-                linewidth=width,
-                alpha=0.8,
-                shrinkA=4,
-                shrinkB=2,
-            )
-        )
-    side = "White" if board.turn else "Black"
-    verdict = "best" if model == engine else "legal" if legal else "illegal"
-    axis.set_title(f"{side} to move\nmodel {model or 'nothing'} ({verdict}), engine {engine}", fontsize=8)

@@ -20,7 +20,7 @@ _MARKER_FILE = "jax_grpo_tokenizer.json"
 # A board square as a character outside the 0-255 range that bytes occupy (they are mapped one to one to U+0000-U+00FF).
 _PIECES = ".PNBRQKpnbrqk"
 _SQUARE_OF_PIECE = {piece: chr(0x100 + i) for i, piece in enumerate(_PIECES)}
-_PIECE_OF_SQUARE = {square: piece for piece, square in _SQUARE_OF_PIECE.items()}
+PIECE_OF_SQUARE = {square: piece for piece, square in _SQUARE_OF_PIECE.items()}
 _BOARD = re.compile(r"(?<![\w/])[pnbrqkPNBRQK1-8]+(?:/[pnbrqkPNBRQK1-8]+){7}(?![\w/])")
 _SQUARE_RUN = re.compile(f"[{chr(0x100)}-{chr(0x100 + len(_PIECES) - 1)}]+")
 
@@ -41,17 +41,17 @@ def _collapse_board(squares: str) -> str:
     """Square characters to FEN board text, eight to a rank; a model's partial board gives a partial field."""
     ranks = []
     for start in range(0, len(squares), 8):
-        rank = "".join(_PIECE_OF_SQUARE[c] for c in squares[start : start + 8])
+        rank = "".join(PIECE_OF_SQUARE[c] for c in squares[start : start + 8])
         ranks.append(re.sub(r"\.+", lambda run: str(len(run[0])), rank))
     return "/".join(ranks)
 
 
-def _chess_vocabulary() -> list[str]:
+def chess_vocabulary() -> list[str]:
     """Multi-character tokens of the chess vocabulary. The order is part of every checkpoint: only ever append."""
     names = [f"{file}{rank}" for rank in range(1, 9) for file in "abcdefgh"]
     castling = ["".join(c for c, on in zip("KQkq", bits, strict=True) if on) for bits in _castling_bits()]
     return [
-        *list(_PIECE_OF_SQUARE),
+        *list(PIECE_OF_SQUARE),
         *[f" {name}" for name in names],
         *names,
         *[f" {rights}" for rights in castling],
@@ -71,7 +71,7 @@ def _castling_bits() -> list[tuple[int, int, int, int]]:
 def _byte_tokenizer() -> tokenizers.Tokenizer:
     vocab = {END_OF_TEXT: 0} | {chr(byte): 1 + byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokens = [AddedToken(text, normalized=False, special=False) for text in _chess_vocabulary()]
+    tokens = [AddedToken(text, normalized=False, special=False) for text in chess_vocabulary()]
     added = backend.add_tokens(tokens)
     assert added == len(tokens), "the chess vocabulary lists a token twice"
     return backend
@@ -182,7 +182,7 @@ class Tokenizer:
         if self.name == "gpt2":
             byte_of = _gpt2_byte_of_char()
             return [bytes(byte_of[c] for c in string) for string in strings]
-        return [b"\x00" if s in _PIECE_OF_SQUARE else s.encode("latin-1") for s in strings]
+        return [b"\x00" if s in PIECE_OF_SQUARE else s.encode("latin-1") for s in strings]
 
     def _to_backend(self, text: str) -> str:
         raw = text.encode("utf-8", errors="replace")

@@ -20,7 +20,7 @@ from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
-from jax_grpo.evaluate import Evaluation, Evaluator
+from jax_grpo.evaluation.during_training import Evaluation, Evaluator
 from jax_grpo.flops import ImpossibleRate
 from jax_grpo.health_log import HealthLog
 from jax_grpo.metrics import MetricsError, MetricsLog

@@ -39,7 +39,12 @@ def next_state(board: chess.Board, move: chess.Move) -> str:
 
 def environment_prompt(board: chess.Board, move: chess.Move, before: Sequence[str]) -> str:
     """`A: <FEN>+<uci>+<history>+`, the history ending with the move itself."""
-    return f"A: {board.fen()}+{move.uci()}+{' '.join([*before[-(HISTORY - 1) :], move.uci()])}+"
+    return state_prompt(board.fen(), move.uci(), before)
+
+
+def state_prompt(fen: str, uci: str, before: Sequence[str]) -> str:
+    """`environment_prompt` for a state given as text, such as one that a model wrote."""
+    return f"A: {fen}+{uci}+{' '.join([*before[-(HISTORY - 1) :], uci])}+"
 
 
 def draw_move(board: chess.Board, rng: random.Random, illegal_fraction: float) -> chess.Move:
@@ -106,7 +111,7 @@ def _row(answer: str, text: str) -> dict[str, float]:
     expected, found = answer.split("+"), text.rstrip("+").split("+")
     if len(found) != 4:
         return {"malformed": 1.0, "fen_similarity": similarity(expected[0], found[0][:120])}
-    reward = _number(found[1])
+    reward = plain_number(found[1])
     flags = [found[i] == expected[i] for i in (2, 3)]
     kinds = [found[0] != "", reward is not None, found[2] in ("0", "1"), found[3] in ("0", "1")]
     return {
@@ -118,7 +123,7 @@ def _row(answer: str, text: str) -> dict[str, float]:
     }
 
 
-def _number(text: str) -> float | None:
+def plain_number(text: str) -> float | None:
     """A plain decimal number; None for anything else, `nan` and `1e9` included."""
     digits = text.removeprefix("-").replace(".", "", 1)
     return float(text) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None

@@ -1,0 +1,387 @@
+"""The judges of an evaluation: perfect answers score perfectly, known faults cost what they must, intervals are the textbook's."""
+
+import dataclasses
+import io
+import json
+import math
+import random
+import re
+
+import chess
+import chess.pgn
+import numpy as np
+import pytest
+
+from jax_grpo.config import ConfigError
+from jax_grpo.evaluate import main, parse
+from jax_grpo.evaluation.comparison import compare, comparison_page, read_report
+from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task
+from jax_grpo.evaluation.games import pgn
+from jax_grpo.evaluation.generation import EvaluationError
+from jax_grpo.evaluation.intervals import Z, bootstrap_mean, difference, mean, proportion, summarise
+from jax_grpo.evaluation.mates import mate_rows, read_mates
+from jax_grpo.evaluation.policy import policy_rows, policy_task
+from jax_grpo.evaluation.published import published_figures
+from jax_grpo.evaluation.selfplay import openings, play, selfplay_estimates
+from jax_grpo.evaluation.suites import Data, run_suites
+from jax_grpo.named_weights import find_tokenizer, find_weights
+from jax_grpo.prompts import read_packaged
+from jax_grpo.sft_rows import policy_row
+from jax_grpo.tasks.environment import next_state
+from jax_grpo.tasks.policy import win_probability
+from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.weights import WeightsError
+
+POSITIONS = read_packaged("heldout")[:60]
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 5), (1, 7), (30, 40), (9, 9)])
+def test_wilson_bounds_are_where_the_score_test_turns(hits, n):
+    found = proportion([True] * hits + [False] * (n - hits))
+    for bound in (found.low, found.high):
+        if 0 < bound < 1:  # Wilson: |p - bound| = z sqrt(bound (1 - bound) / n)
+            assert abs(hits / n - bound) == pytest.approx(Z * math.sqrt(bound * (1 - bound) / n), rel=1e-12)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+
+
+def test_the_difference_of_two_proportions_has_newcombes_published_interval():
+    # Newcombe 1998, table II, method 10: 56/70 - 48/80 = 0.2, 95 % interval 0.0524 to 0.3339
+    after, before = (proportion([i < hits for i in range(n)]) for hits, n in ((56, 70), (48, 80)))
+    found = difference(before, after)
+    assert (round(found.value, 4), round(found.low, 4), round(found.high, 4)) == (0.2, 0.0524, 0.3339)
+
+
+def test_the_normal_interval_covers_the_true_mean_about_95_times_in_100():
+    rng = np.random.default_rng(0)
+    found = [mean(rng.exponential(size=200).tolist()) for _ in range(1000)]
+    covered = np.mean([e.low <= 1 <= e.high for e in found])
+    print("covered", covered)
+    assert 0.92 < covered < 0.97
+
+
+def test_intervals_do_not_depend_on_the_order_of_the_values():
+    values = np.random.default_rng(1).normal(size=500).tolist()
+    shuffled = random.Random(2).sample(values, len(values))
+    assert mean(values) == mean(shuffled)
+    assert bootstrap_mean(values, 0) == bootstrap_mean(shuffled, 0)
+
+
+def test_the_bootstrap_agrees_with_the_normal_interval_where_both_hold():
+    values = np.random.default_rng(3).normal(size=2000).tolist()
+    ours, theirs = bootstrap_mean(values, 0), mean(values)
+    assert ours.low == pytest.approx(theirs.low, abs=0.005)
+    assert ours.high == pytest.approx(theirs.high, abs=0.005)
+
+
+def test_what_could_not_be_measured_is_not_counted():
+    rows = [{"a": True, "b": 2.0}, {"a": False, "b": None}, {"a": None, "b": 4.0}]
+    found = summarise(rows, {"first": [True, False, False], "none": [False] * 3})
+    assert (found["all/a"].value, found["all/a"].count) == (0.5, 2)
+    assert (found["all/b"].value, found["all/b"].count) == (3.0, 2)
+    assert (found["first/b"].value, found["first/b"].low) == (2.0, None)
+    assert found["none/a"].value is None
+
+
+def test_the_engines_own_rows_are_perfect_for_both_colours():
+    completions = [policy_row(position, random.Random(i)).completion for i, position in enumerate(POSITIONS)]
+    full = policy_rows("full", POSITIONS, completions, None)
+    one = policy_rows("best_move", POSITIONS, [f" {p.moves[0]}" for p in POSITIONS], None)
+    for row in (*full, *one):
+        assert all(row[name] for name in ("format", "legal", "best_move", "top_five", "scored"))
+        assert row["win_loss"] == row["centipawn_loss"] == 0
+    assert all(row["candidates_legal"] == row["candidates_top_five"] == 1 for row in full)
+    assert max(row["evaluation_error"] for row in full) < 0.006  # rounded to centipawns
+
+
+def test_a_worse_move_costs_the_difference_of_its_label():
+    position = next(p for p in POSITIONS if len(p.moves) > 1 and -8 < p.evaluations[-1] < p.evaluations[0] < 8)
+    (row,) = policy_rows("best_move", [position], [f" {position.moves[-1]}"], None)
+    first, last = position.evaluations[0], position.evaluations[-1]
+    assert row["best_move"] is False
+    assert row["centipawn_loss"] == pytest.approx(100 * (first - last))
+    assert row["win_loss"] == pytest.approx(win_probability(first) - win_probability(last))
+
+
+def test_an_illegal_or_unlabelled_move_has_no_cost_without_an_engine():
+    position = next(p for p in POSITIONS if len(list(chess.Board(p.fen).legal_moves)) > 5)
+    other = next(m.uci() for m in chess.Board(position.fen).legal_moves if m.uci() not in position.moves)
+    rows = policy_rows("best_move", [position] * 3, [f" {other}", " a1a1", " nonsense"], None)
+    assert [row["win_loss"] for row in rows] == [None] * 3
+    assert [row["legal"] for row in rows] == [True, False, False]
+    assert [row["format"] for row in rows] == [True, True, False]
+
+
+def test_a_whole_row_with_a_missing_candidate_has_not_the_right_format():
+    position = next(p for p in POSITIONS if len(p.moves) == 5)
+    text = f" {' '.join(position.moves[:4])}    E: 0.1 0.2 0.3 0.4    B: {position.moves[0]}"
+    (row,) = policy_rows("full", [position], [text], None)
+    assert (row["format"], row["legal"], row["candidates_top_five"]) == (False, True, 0.8)
+
+
+def test_the_rules_own_next_states_are_perfect_and_each_fault_is_found():
+    prompts = environment_prompts(environment_task(), POSITIONS)
+    for row in environment_rows(prompts, [p.answer for p in prompts]):
+        assert all(row[n] for n in ("format", "next_state", "reward", "terminated", "truncated"))
+        assert (row["similarity"], row["reward_error"]) == (1.0, 0.0)
+    fen, reward, terminated, truncated = prompts[0].answer.split("+")
+    faults = {
+        f"{fen}1+{reward}+{terminated}+{truncated}": {"next_state"},
+        f"{fen}+0.25+{terminated}+{truncated}": {"reward"},
+        f"{fen}+{reward}+{1 - int(terminated)}+{truncated}": {"terminated"},
+        f"{fen}+{reward}": {"format", "terminated", "truncated"},
+        "": {"format", "next_state", "reward", "terminated", "truncated"},
+    }
+    for text, wrong in faults.items():
+        (row,) = environment_rows(prompts[:1], [text])
+        assert {name for name, value in row.items() if value is False} == wrong, text
+    assert environment_rows(prompts[:1], [f"{fen}+0.25+0+0"])[0]["reward_error"] == pytest.approx(
+        abs(0.25 - float(reward))
+    )
+
+
+BACK_RANK = "6k1/5ppp/8/8/8/8/8/R6K w - - 0 1"
+
+
+def test_mates_are_read_from_both_formats_and_checked(tmp_path):
+    ours = tmp_path / "mates.jsonl"
+    ours.write_text(json.dumps({"fen": BACK_RANK, "mate": "a1a8"}) + "\n")
+    bigbench = tmp_path / "task.json"
+    moves = "1. f3 e5 2. g4"
+    bigbench.write_text(json.dumps({"examples": [{"input": moves, "target_scores": {"Qh4#": 1, "Qe7": 0}}]}))
+    assert [mate.move for mate in read_mates(ours)] == ["a1a8"]
+    assert [mate.move for mate in read_mates(bigbench)] == ["d8h4"]
+    rows = mate_rows(read_mates(ours) * 3, ["a1a8", "a1a7", "a1b8"])
+    assert [(row["legal"], row["mate"], row["listed"]) for row in rows] == [
+        (True, True, True),
+        (True, False, False),
+        (False, False, False),
+    ]
+
+
+def test_a_mate_that_is_not_the_listed_one_counts_as_a_mate(tmp_path):
+    file = tmp_path / "two.jsonl"
+    fen = "6k1/5ppp/8/8/8/8/8/RR5K w - - 0 1"
+    file.write_text(json.dumps({"fen": fen, "mate": "a1a8"}))
+    (row,) = mate_rows(read_mates(file), ["b1b8"])
+    assert row == {"legal": True, "mate": True, "listed": False}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"fen": BACK_RANK, "mate": "a1a7"}, r"mates.jsonl:1: a1a7 does not give checkmate"),
+        ({"fen": BACK_RANK, "mate": "a1b7"}, r"mates.jsonl:1: 'a1b7' is not a legal move"),
+        ({"fen": BACK_RANK}, r"mates.jsonl:1: .*expected an object with 'fen' and 'mate'"),
+    ],
+)
+def test_a_wrong_mate_is_one_clear_error(tmp_path, row, words):
+    file = tmp_path / "mates.jsonl"
+    file.write_text(json.dumps(row))
+    with pytest.raises(EvaluationError, match=words):
+        read_mates(file)
+
+
+class RandomPlayer:
+    """A policy that knows the rules, with a fault at will: what it completes `P:` prompts with."""
+
+    def __init__(self, illegal_at: int | None = None):
+        self.illegal_at = illegal_at
+
+    def __call__(self, prompts, *, numbers=None, step=0, tick=None):
+        if step == self.illegal_at:
+            return [" a1a1"] * len(prompts)
+        boards = [chess.Board(prompt.position.fen) for prompt in prompts]
+        return [f" {random.Random(step).choice(sorted(map(str, board.legal_moves)))}" for board in boards]
+
+
+class Rules:
+    """An environment that knows the rules, and loses a pawn at will."""
+
+    def __init__(self, wrong_at: int | None = None):
+        self.wrong_at = wrong_at
+
+    def __call__(self, prompts, *, numbers=None, step=0, tick=None):
+        out = []
+        for prompt in prompts:
+            fen, uci, _, _ = prompt.text.removeprefix("A: ").split("+")
+            board = chess.Board(fen)
+            after, *rest = next_state(board, chess.Move.from_uci(uci)).split("+")
+            if step == self.wrong_at:
+                wrong = chess.Board(after)
+                wrong.remove_piece_at(wrong.pieces(chess.PAWN, chess.WHITE).pop())
+                after = wrong.fen()
+            out.append("+".join([after, *rest]))
+        return out
+
+
+def played(choose, simulate, half_moves=12):
+    games = openings(5, seed=0)
+    play(games, policy_task("best_move"), choose, simulate, half_moves, lambda done: None)
+    return games
+
+
+def test_a_model_that_knows_the_rules_plays_to_the_limit_in_both_worlds():
+    inside, outside = played(RandomPlayer(), Rules()), played(RandomPlayer(), None)
+    assert [game.legal for game in inside] == [game.exact for game in inside] == [12] * 5
+    assert [game.board.fen() for game in inside] == [game.board.fen() for game in outside]
+    assert {game.ended for game in inside} == {"length"}
+
+
+def test_half_moves_are_counted_up_to_the_first_illegal_one():
+    games = played(RandomPlayer(illegal_at=7), None)
+    assert [(game.legal, game.ended) for game in games] == [(7, "illegal_move")] * 5
+    found = selfplay_estimates(games, own_environment=False, seed=0)
+    assert (found["all/half_moves"].value, found["all/half_moves"].low) == (7, 7)
+    assert found["white/legal"].count + found["black/legal"].count == 5 * 8
+    assert found["black/legal"].value == pytest.approx(15 / 20)  # the eighth half-move is Black's in all games
+
+
+def test_exact_states_stop_counting_at_the_first_wrong_one():
+    games = played(RandomPlayer(), Rules(wrong_at=4), half_moves=5)
+    assert {game.exact for game in games} == {4}
+    assert {game.legal for game in games} == {5}
+
+
+def test_states_after_a_wrong_one_do_not_count_even_where_they_are_right_again():
+    games = openings(3, seed=0)
+
+    def simulate(prompts, *, numbers=None, step=0, tick=None):
+        fens = [games[number].board.fen() for number in numbers]  # the true state: the move is made by now
+        return [f"{fen}0+0.001+0+0" if step == 2 else f"{fen}+0.001+0+0" for fen in fens]
+
+    play(games, policy_task("best_move"), RandomPlayer(), simulate, 6, lambda done: None)
+    assert [(game.legal, game.exact) for game in games] == [(6, 2)] * 3
+
+
+def test_a_model_that_plays_another_board_than_the_true_one_is_judged_on_the_true_one():
+    """From the half-move after the fault on, the player sees a board without the pawn and moves through its square."""
+    games = [game for game in played(RandomPlayer(), Rules(wrong_at=0), half_moves=40) if game.ended == "illegal_move"]
+    assert games
+    for game in games:
+        tried = chess.Move.from_uci(game.last_text.strip())
+        assert tried in chess.Board(game.state).legal_moves
+        assert tried not in game.board.legal_moves
+
+
+def test_published_figures_stand_only_beside_rookworlds_own_weights():
+    shape = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}
+    assert published_figures("models/RookWorld-LM-124M", shape)
+    assert published_figures("weights", shape | {"_name_or_path": "jrahn/RookWorld-LM-124M"})
+    assert not published_figures("gpt2", shape)
+    assert not published_figures("RookWorld-tiny", shape | {"n_layer": 2})
+
+
+def report_of(estimates, name="m"):
+    return {
+        "format": 1,
+        "model": {"name": name, "sha256": name * 64},
+        "data": {},
+        "seed": 0,
+        "temperature": 1.0,
+        "estimates": {path: dataclasses.asdict(estimate) for path, estimate in estimates.items()},
+    }
+
+
+def test_a_comparison_tells_apart_what_is_and_not_what_is_not(tmp_path):
+    path = "policy/best_move/greedy/all/legal"
+    reports = [
+        report_of({path: proportion([i < hits for i in range(100)])}, name) for name, hits in (("a", 50), ("b", 90))
+    ]
+    assert compare(*reports)[path]["apart"] is True
+    assert compare(reports[0], reports[0])[path]["apart"] is False
+    assert "+40.0 %" in comparison_page(*reports)
+    for name, report in zip("ab", reports, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "evaluation.json").write_text(json.dumps(report))
+    assert read_report(tmp_path / "a") == reports[0]
+    with pytest.raises(EvaluationError, match=r"evaluation.json does not exist; make it with"):
+        read_report(tmp_path)
+    (tmp_path / "a" / "evaluation.json").write_text("{")
+    with pytest.raises(EvaluationError, match="is not an evaluation"):
+        read_report(tmp_path / "a")
+
+
+def test_suites_ask_every_prompt_in_every_mode_and_give_white_and_black_apart():
+    asked = []
+
+    def ask(kind, mode):
+        def complete(prompts, *, numbers=None, step=0, tick=None):
+            asked.append((kind, mode, len(prompts)))
+            return [prompt.answer or "" for prompt in prompts]
+
+        return complete
+
+    results = run_suites(["policy", "environment"], ask, Data(POSITIONS, [], 0, 0, 0), lambda what, total: None)
+    assert asked == [
+        *[(style, mode, 60) for style in ("full", "best_move") for mode in ("greedy", "sampled")],
+        *[("environment", mode, 60) for mode in ("greedy", "sampled")],
+    ]
+    found = results.estimates
+    white, black = (found[f"environment/next_state/greedy/{side}/next_state"] for side in ("white", "black"))
+    assert (white.value, black.value) == (1.0, 1.0)
+    assert white.count + black.count == 60
+    assert white.count == sum(chess.Board(position.fen).turn for position in POSITIONS)
+
+
+def test_self_play_games_are_pgn_that_reads_back_move_by_move():
+    games = played(RandomPlayer(illegal_at=7), None)
+    file = io.StringIO(pgn({"python chess, greedy": games}, "a model"))
+    for game in games:
+        read = chess.pgn.read_game(file)
+        assert read is not None and not read.errors
+        assert list(read.mainline_moves()) == game.board.move_stack
+        assert read.headers["Termination"] == "the model's move is not legal, or not a move"
+        assert "a1a1" in read.end().comment
+    assert chess.pgn.read_game(file) is None
+
+
+def test_names_of_weights_that_cannot_be_used_are_one_clear_error(tmp_path):
+    with pytest.raises(ConfigError, match="the packaged models are packaged:rook-small"):
+        find_weights("packaged:rook-smal")
+    with pytest.raises(ConfigError, match=r"config.json does not exist; expected a Hugging Face folder"):
+        find_weights(str(tmp_path))
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(WeightsError, match=r"a run that has not exported its weights .* --resume auto"):
+        find_weights(str(tmp_path))
+
+
+def test_the_tokenizer_is_found_beside_the_weights_or_by_gpt2s_vocabulary(tmp_path):
+    shape = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 50257}))
+    assert find_tokenizer(str(tmp_path)) == "gpt2"
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 99}))
+    with pytest.raises(WeightsError, match=r"has no tokenizer .* vocabulary of 99 is not GPT-2's 50257"):
+        find_tokenizer(str(tmp_path))
+    Tokenizer.load("chess").save(tmp_path)
+    assert Tokenizer.load(find_tokenizer(str(tmp_path))).name == "chess"
+    assert Tokenizer.load(find_tokenizer("packaged:rook-small")).name == "chess"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--weights", "w"], "give --weights W and --out DIR, or --compare"),
+        (["--weights", "w", "--out", "d", "--suite", "policy,mate"], "--suite 'mate': expected all, or of policy"),
+        (["--weights", "w", "--out", "d", "--positions", "0"], "'0'; expected a whole number of at least 1"),
+        (["--weights", "w", "--out", "d", "--temperature", "0"], r"expected a number above 0 \(greedy is always"),
+        (["--weights", "w", "--out", "d", "--seed", "-1"], "--seed -1: expected 0 to 2147483647"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_loaded(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert re.search(words, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--weights", "nowhere"], "ConfigError: model.weights is 'nowhere', but .*config.json does not exist"),
+        (["--engine", "/nowhere"], "EngineError: --engine is '/nowhere': no such executable; install Stockfish"),
+        (["--suite", "mates", "--mates", "none.jsonl"], "EvaluationError: --mates none.jsonl: no such file"),
+        (["--suite", "policy", "--data", "none.csv"], "PositionFileError: none.csv: no such file"),
+    ],
+)
+def test_what_is_missing_is_one_clear_error_before_the_model_is_loaded(tmp_path, arguments, words):
+    with pytest.raises(SystemExit, match=words):
+        main(["--weights", "packaged:rook-small", "--out", str(tmp_path), *arguments])

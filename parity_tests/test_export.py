@@ -1,0 +1,290 @@
+"""Exported models in `transformers`: the same ids, logits and greedy answers, and the same evaluation."""
+
+import json
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jax_grpo import evaluate, export
+from jax_grpo.evaluation.environment import environment_prompts, environment_task
+from jax_grpo.evaluation.generation import EvaluationError, Generator
+from jax_grpo.evaluation.policy import policy_task
+from jax_grpo.evaluation.selfplay import openings
+from jax_grpo.evaluation.suites import CAPS, Data, our_generators, run_suites
+from jax_grpo.hf_tokenizer import chess_backend
+from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.named_weights import describe_model, load_named
+from jax_grpo.prompts import read_packaged
+from jax_grpo.rollout import encode_prompts
+from jax_grpo.sft_rows import policy_row
+from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.weights import WeightsError, save_hf
+
+POSITIONS = read_packaged("heldout")
+PACKAGED = "packaged:rook-small"
+
+
+@pytest.fixture(scope="module")
+def packaged(tmp_path_factory):
+    """The packaged model, exported."""
+    out = tmp_path_factory.mktemp("export") / "rook"
+    export.main(["--weights", PACKAGED, "--out", str(out)])
+    return out
+
+
+@pytest.fixture(scope="module")
+def with_gpt2_vocabulary(tmp_path_factory):
+    """A small random model over GPT-2's vocabulary, exported: (weights, export)."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    config = GPT2Config(vocab_size=50257, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=192)
+    params = nnx.split(GPT2(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32), nnx.Param)[1]
+    save_hf(folder / "weights", config, params, Tokenizer.load("gpt2"))
+    export.main(["--weights", str(folder / "weights"), "--out", str(folder / "out")])
+    return folder / "weights", folder / "out"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A chess model of one thin layer: cheap, and its answers are random enough to tell two apart."""
+    folder = tmp_path_factory.mktemp("tiny") / "weights"
+    tokenizer = Tokenizer.load("chess")
+    config = GPT2Config(tokenizer.vocab_size, num_layers=1, num_heads=2, hidden_size=16, max_position_embeddings=256)
+    params = nnx.split(GPT2(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32), nnx.Param)[1]
+    save_hf(folder, config, params, tokenizer)
+    return str(folder)
+
+
+def real_texts(count: int) -> list[str]:
+    """Prompts and whole rows of both tasks."""
+    full, one, rng = policy_task("full"), policy_task("best_move"), random.Random(0)
+    texts = []
+    for position, prompt in zip(POSITIONS, environment_prompts(environment_task(), POSITIONS[:count]), strict=False):
+        texts += [one.prompt(position, 0).text, full.prompt(position, 0).text + policy_row(position, rng).completion]
+        texts += [prompt.text, prompt.text + (prompt.answer or "")]
+    return texts
+
+
+def test_chess_ids_and_texts_equal_ours_for_real_prompts(packaged):
+    theirs, ours = AutoTokenizer.from_pretrained(packaged), Tokenizer.load("chess")
+    for text in real_texts(300):
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ids == ours.encode(text), text
+        assert theirs.decode(ids) == text
+    assert theirs.eos_token_id == theirs.pad_token_id == ours.eos_id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "8/8/8/8/8/8/8/8 and 8/8/8/8/8/8/8/7p+e2e4",
+        "no board: 44/8/8/8/8/8/8/8 p/p/p 9 8/8/8/8/8/8/8 pppp 12345678",
+        "x8/8/8/8/8/8/8/8 8/8/8/8/8/8/8/8/8 8/8/8/8/8/8/8/8x ppppp1pp/8/8/8/8/8/8/8",
+        "pppppppp/8/8/8/8/8/8/8",
+        "é 棋 ♞ \x00\x7f\t\n",
+        "",
+    ],
+)
+def test_chess_ids_equal_ours_for_any_text(text):
+    backend, ours = chess_backend(), Tokenizer.load("chess")
+    assert backend.encode(text, add_special_tokens=False).ids == ours.encode(text)
+    assert backend.decode(ours.encode(text), skip_special_tokens=False) == text
+
+
+def test_whatever_a_model_writes_decodes_alike():
+    """Partial boards, boards that run on, squares between words; ids of any kind, bytes of ASCII only."""
+    backend, ours, rng = chess_backend(), Tokenizer.load("chess"), random.Random(0)
+    for _ in range(1000):
+        squares, words = (
+            (lambda: rng.randrange(257, 270)),
+            (lambda: rng.choice([rng.randrange(1, 129), rng.randrange(257, 585)])),
+        )
+        ids = [rng.choice([squares, squares, words])() for _ in range(rng.randrange(1, 100))]
+        assert backend.decode(ids, skip_special_tokens=False) == ours.decode(ids)
+
+
+def test_gpt2_ids_equal_ours(with_gpt2_vocabulary):
+    theirs, ours = AutoTokenizer.from_pretrained(with_gpt2_vocabulary[1]), Tokenizer.load("gpt2")
+    for text in [*real_texts(50), "  é 棋 ♞\n"]:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ids == ours.encode(text)
+        assert theirs.decode(ids) == text
+
+
+@pytest.mark.parametrize("vocabulary", ["chess", "gpt2"])
+def test_logits_equal_ours_in_float32(packaged, with_gpt2_vocabulary, vocabulary):
+    weights, out = {"chess": (PACKAGED, packaged), "gpt2": map(str, with_gpt2_vocabulary)}[vocabulary]
+    policy = load_named(weights)
+    theirs = AutoModelForCausalLM.from_pretrained(out)
+    ids_NT, mask_NT = encode_prompts(real_texts(2), policy.tokenizer, 192)
+
+    @jax.jit
+    def logits(params):
+        model = nnx.merge(policy.graphdef, params)
+        return model(ids_NT, mask_NT) @ model.wte.embedding[...][: policy.architecture.vocab_size].T
+
+    found_NTV = np.asarray(logits(policy.params))
+    with torch.no_grad():
+        expected_NTV = theirs(
+            torch.tensor(ids_NT),
+            attention_mask=torch.tensor(mask_NT),
+            position_ids=torch.tensor(mask_NT.cumsum(-1) - 1).clamp(min=0),
+        ).logits.numpy()
+    assert found_NTV.shape == expected_NTV.shape
+    real = mask_NT.astype(bool)
+    worst, size = np.abs(found_NTV - expected_NTV)[real].max(), np.abs(expected_NTV)[real].max()
+    print(f"largest difference of a logit {worst:.2e}, largest logit {size:.1f}; tolerance 1e-5 of it")
+    assert worst < 1e-5 * size
+
+
+class Theirs:
+    """`Complete`, greedy, by an export in `transformers`."""
+
+    def __init__(self, folder, stop_rule, cap):
+        self.model, self.tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        self.stop_rule, self.cap = stop_rule, cap
+
+    def __call__(self, prompts, *, numbers=None, step=0, tick=None):
+        out = []
+        for start in range(0, len(prompts), 64):
+            part = prompts[start : start + 64]
+            tokens = self.tokenizer([p.text for p in part], return_tensors="pt", padding=True, add_special_tokens=False)
+            tokens.pop("token_type_ids", None)
+            ids = self.model.generate(**tokens, max_new_tokens=self.cap, do_sample=False)[
+                :, tokens["input_ids"].shape[1] :
+            ]
+            texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+            out += [self.stop_rule.truncate(t, p.start_state)[0] for t, p in zip(texts, part, strict=True)]
+        return out
+
+
+def both_evaluations(folder, suites, data):
+    """Greedy estimates by our rollout and by `transformers`, and how many completions each compared."""
+    ours = our_generators(load_named(PACKAGED), 1.0, 0)
+    rules = {kind: policy_task(kind).stop_rule for kind in ("full", "best_move")}
+    rules["environment"] = environment_task().stop_rule
+    theirs = {kind: Theirs(folder, rules[kind], CAPS[kind]) for kind in CAPS}
+
+    def greedy_only(complete):
+        def ask(kind, mode):
+            return complete(kind) if mode == "greedy" else lambda prompts, **_: [""] * len(prompts)
+
+        return ask
+
+    unwatched = lambda what, total: lambda done: None  # noqa: E731
+    asks = greedy_only(lambda kind: ours(kind, "greedy")), greedy_only(theirs.__getitem__)
+    return [run_suites(suites, ask, data, unwatched) for ask in asks]
+
+
+def test_greedy_answers_equal_those_of_transformers_token_by_token(packaged):
+    policy, task = load_named(PACKAGED), policy_task("best_move")
+    prompts = [task.prompt(position, 0) for position in POSITIONS[:64]]
+    ours = Generator(policy, task.stop_rule, CAPS["best_move"], 0.0, 0)(prompts)
+    assert ours == Theirs(packaged, task.stop_rule, CAPS["best_move"])(prompts)
+    assert len(set(ours)) > 20
+
+
+def test_the_evaluation_through_transformers_has_the_same_numbers(packaged):
+    ours, theirs = both_evaluations(packaged, ["environment"], Data(POSITIONS[:8], [], 0, 0, 0))
+    assert ours.estimates == theirs.estimates
+
+
+@pytest.mark.slow
+def test_every_greedy_number_of_500_positions_is_the_same_through_transformers(packaged):
+    data = Data(POSITIONS[:500], [], 16, 30, 0)
+    ours, theirs = both_evaluations(packaged, ["policy", "environment", "selfplay"], data)
+    differing = [path for path in ours.estimates if ours.estimates[path] != theirs.estimates[path]]
+    greedy = [path for path in ours.estimates if "/greedy/" in path]
+    print(f"{len(greedy)} greedy estimates compared, {len(differing)} differ")
+    assert not differing
+    assert ours.moves == theirs.moves
+    assert [g.board.fen() for games in ours.games.values() for g in games] == [
+        g.board.fen() for games in theirs.games.values() for g in games
+    ]
+
+
+def test_an_export_loads_here_again_with_the_same_parameters(packaged):
+    again, first = load_named(str(packaged)), load_named(PACKAGED)
+    assert again.tokenizer.name == "chess"
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(*(nnx.to_pure_dict(p.params)["wte"].values() for p in (again, first)), strict=True)
+    )
+
+
+def test_a_run_that_is_exported_carries_its_config_in_the_card(tmp_path):
+    run, policy = tmp_path / "run", load_named(PACKAGED)
+    save_hf(run / "weights", policy.architecture, policy.params, policy.tokenizer)
+    (run / "config.yaml").write_text("iterations: 7\n")
+    export.main(["--weights", str(run), "--out", str(tmp_path / "out")])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "iterations: 7" in card
+    assert "# run\n" in card
+
+
+def test_an_evaluation_of_other_weights_is_refused_for_the_card(tmp_path):
+    (tmp_path / "evaluation.json").write_text(json.dumps({"format": 1, "model": {"name": "other", "sha256": "0" * 64}}))
+    with pytest.raises(EvaluationError, match=r"is of other \(000000000000\), not of these weights"):
+        export.export_hf(PACKAGED, tmp_path / "out", tmp_path)
+
+
+def test_an_export_does_not_replace_a_folder_with_other_files(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(WeightsError, match=r"has other files in it \(thesis.tex\)"):
+        export.export_hf(PACKAGED, tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_evaluation_gives_the_same_file_again_whatever_the_order_of_the_positions(tmp_path, tiny):
+    rows = [{"fen": p.fen, "history": list(p.history)} for p in POSITIONS[:70]]
+    reports = []
+    for name, order in {"first": rows, "reversed": rows[::-1]}.items():
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("\n".join(map(json.dumps, order)))
+        evaluate.main(["--weights", tiny, "--suite", "environment", "--data", str(data), "--out", str(tmp_path / name)])
+        reports.append((tmp_path / name / "evaluation.json").read_bytes())
+    assert reports[0] == reports[1]
+    assert len({e["value"] for path, e in json.loads(reports[0])["estimates"].items() if "similarity" in path}) > 3
+
+
+@pytest.mark.slow
+def test_every_suite_gives_the_same_file_twice(tmp_path):
+    mates = tmp_path / "mates.jsonl"
+    mates.write_text(json.dumps({"fen": "6k1/5ppp/8/8/8/8/8/R6K w - - 0 1", "mate": "a1a8"}))
+    common = ["--weights", PACKAGED, "--positions", "64", "--games", "8", "--mates", str(mates), "--half-moves", "20"]
+    for name in ("first", "again"):
+        evaluate.main([*common, "--out", str(tmp_path / name)])
+    files = ("evaluation.json", "evaluation.md", "selfplay.pgn")
+    assert all((tmp_path / "first" / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files)
+
+
+def test_sampled_completions_do_not_depend_on_the_order_of_the_prompts(tiny):
+    policy, task = load_named(tiny), policy_task("best_move")
+    prompts = [task.prompt(position, 0) for position in POSITIONS[:80]]
+    complete = Generator(policy, task.stop_rule, CAPS["best_move"], 1.0, 0)
+    order = random.Random(0).sample(range(80), 80)
+    shuffled = complete([prompts[i] for i in order])
+    assert [shuffled[order.index(i)] for i in range(80)] == complete(prompts)
+    assert complete(prompts, step=1) != complete(prompts)
+
+
+def test_openings_are_distinct_and_a_function_of_the_seed():
+    fens = [game.board.fen() for game in openings(32, 0)]
+    assert len(set(fens)) == 32
+    assert fens == [game.board.fen() for game in openings(32, 0)]
+    assert fens[0].startswith("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w")
+
+
+def test_the_card_of_an_evaluated_model_has_its_tables(tmp_path, tiny):
+    model = describe_model(tiny, load_named(tiny))
+    (tmp_path / "evaluation.json").write_text(json.dumps({"format": 1, "model": model}))
+    (tmp_path / "evaluation.md").write_text("# Evaluation of tiny\n\n## Environment\n\n| legal | 3 % |\n")
+    export.export_hf(tiny, tmp_path / "out", tmp_path)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "## Evaluation\n\n### Environment\n\n| legal | 3 % |" in card
