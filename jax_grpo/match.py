@@ -7,6 +7,7 @@ Each random opening is played twice, colours exchanged. Both sides are ordinary 
 
 import argparse
 import contextlib
+import functools
 import json
 import random
 import re
@@ -214,7 +215,8 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
         engine.configure(settings)
         engine.ping()  # compiles
         task = bar.add_task("games", total=args.games)
-        print(f"{args.weights} against {opponent}, {args.games} games", flush=True)
+        say = functools.partial(bar.console.print, highlight=False, soft_wrap=True, markup=False)
+        say(f"{args.weights} against {opponent}, {args.games} games")
         record: dict[str, Any] = {}
         for number in range(args.games):
             opening = random_opening(args.seed, number // 2, args.opening_plies)
@@ -223,7 +225,7 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
             found = summary(games)
             colour = "White" if last.model_is_white else "Black"
             told = f"+{found['wins']} ={found['draws']} -{found['losses']}"
-            bar.print(
+            say(
                 f"game {number + 1}: {colour}, {last.score:g} by {last.ending}, {len(last.board.move_stack)} half-moves, "
                 f"{len(last.fallbacks)} fallbacks of {last.model_moves} moves; {told}"
             )
