@@ -40,11 +40,11 @@ class PositionFileError(ValueError):
     """A position file cannot be used; names the file, the line or row, the value and what was expected."""
 
 
-def read_positions(path: str | Path, file_format: str = "auto") -> list[Position]:
+def read_positions(path: str | Path, file_format: str = "auto", *, allow_empty: bool = False) -> list[Position]:
     """Positions of a file, in its order.
 
     Raises:
-        PositionFileError: see the class; also for an unknown ending, a missing and an empty file.
+        PositionFileError: see the class; also for an unknown ending, a missing and (unless allowed) an empty file.
     """
     path = Path(path)
     if not path.is_file():
@@ -55,7 +55,7 @@ def read_positions(path: str | Path, file_format: str = "auto") -> list[Position
             f"{path}: unknown ending {path.suffix!r}; expected {', '.join(FORMATS)} or prompts.format"
         )
     positions = list(READERS[kind](path))
-    if not positions:
+    if not positions and not allow_empty:
         raise PositionFileError(f"{path}: no positions in it")
     return positions
 
