@@ -1,6 +1,7 @@
 """Positions to ask about, and their order: a pure function of (seed, step), so that a run can resume anywhere.
 
-Sources: the packaged positions, seeded self-play, a file (`position_files`), or a data set's folder. Knows nothing of prompts' texts or models.
+Sources: the packaged positions, seeded self-play, a file (`position_files`), or a data set's folder (`data`). Knows nothing of
+prompts' texts or models.
 """
 
 import itertools
