@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
 from jax_grpo.config import ModelConfig
 from jax_grpo.config_files import require_weights, weights_directory
 from jax_grpo.loading import load_policy
@@ -64,8 +65,10 @@ class Choice(NamedTuple):
 
 
 def tokenizer_of(weights: str) -> str:
-    """Name or folder for `Tokenizer.load`: the weights folder's own where it has one, else `gpt2`."""
+    """Name or folder for `Tokenizer.load`: a checkpoint's, or the weights folder's own where it has one, else `gpt2`."""
     folder = weights_directory(weights)
+    if is_checkpoint(folder):
+        return read_manifest(folder)["config"]["model"]["tokenizer"]
     try:
         Tokenizer.load(str(folder))
     except TokenizerError:
