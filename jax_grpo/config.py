@@ -159,11 +159,11 @@ class PromptsConfig(Section):
     """Where positions come from and how many prompts an iteration has."""
 
     source: str = "packaged"
-    """`packaged`, `selfplay`, or a file: .jsonl, .csv, .parquet, .pgn, or RookWorld text rows (.txt)."""
+    """`packaged`, `selfplay`, a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`."""
     format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
     """`auto`: by the file's suffix."""
     split: Literal["train", "heldout"] = "train"
-    """Of the packaged and self-play positions; no position is in both."""
+    """Of the packaged and self-play positions, and of a folder's; no position is in both."""
     per_iteration: Count = 8
     """P: prompts of one iteration."""
     max_prompt_tokens: Count = 64

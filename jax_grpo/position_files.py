@@ -2,6 +2,7 @@
 
 Columns: `fen` (required), and optionally `history`, `moves`, `evaluations` (lists; in CSV separated by spaces) and `best`.
 `moves` stand in the engine's order, best first; they are not sorted here (only RookWorld rows, which come shuffled, are).
+Arbiter rows have `fen`, `history`, `move`, `next_fen`, `reward`, `terminated` and `truncated`.
 """
 
 import csv
@@ -18,10 +19,20 @@ import chess.pgn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jax_grpo.rookworld_rows import UCI, RowError, check_fen, finite, parse_environment_row, parse_policy_row
+from jax_grpo.rookworld_rows import (
+    UCI,
+    EnvironmentRow,
+    RowError,
+    check_fen,
+    finite,
+    parse_environment_row,
+    parse_policy_row,
+)
 from jax_grpo.tasks.base import Position
 
 COLUMNS = ("fen", "history", "moves", "evaluations", "best")
+ARBITER_COLUMNS = ("move", "next_fen", "reward", "terminated", "truncated")
+FLAGS = {"0": False, "1": True, "False": False, "True": True}
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".csv": "csv", ".pgn": "pgn", ".txt": "rookworld"}
 
 
@@ -29,11 +40,11 @@ class PositionFileError(ValueError):
     """A position file cannot be used; names the file, the line or row, the value and what was expected."""
 
 
-def read_positions(path: str | Path, file_format: str = "auto") -> list[Position]:
+def read_positions(path: str | Path, file_format: str = "auto", *, allow_empty: bool = False) -> list[Position]:
     """Positions of a file, in its order.
 
     Raises:
-        PositionFileError: see the class; also for an unknown ending, a missing and an empty file.
+        PositionFileError: see the class; also for an unknown ending, a missing and (unless allowed) an empty file.
     """
     path = Path(path)
     if not path.is_file():
@@ -44,7 +55,7 @@ def read_positions(path: str | Path, file_format: str = "auto") -> list[Position
             f"{path}: unknown ending {path.suffix!r}; expected {', '.join(FORMATS)} or prompts.format"
         )
     positions = list(READERS[kind](path))
-    if not positions:
+    if not positions and not allow_empty:
         raise PositionFileError(f"{path}: no positions in it")
     return positions
 
@@ -76,13 +87,48 @@ def _position(row: Mapping[str, Any], where: str) -> Position:
     for move in (*moves, best) if best else moves:
         if not _is_legal(board, str(move)):
             raise PositionFileError(f"{where}: move {move!r} is not legal in {fen!r}")
-    return Position(fen, history, moves, evaluations, best)
+    if row.get("next_fen") is None:
+        return Position(fen, history, moves, evaluations, best)
+    try:
+        outcome = _arbiter_row(row, board, fen, history)
+    except RowError as error:
+        raise PositionFileError(f"{where}: {error}") from error
+    return Position(fen, history, moves, evaluations, best, outcome.move, outcome.next_state)
+
+
+def _arbiter_row(row: Mapping[str, Any], board: chess.Board, fen: str, history: tuple[str, ...]) -> EnvironmentRow:
+    """Outcome of a move; what the rules decide alone is checked, since a wrong answer would silently cap the reward.
+
+    Raises:
+        RowError: a value is missing, of another kind, or against the rules.
+    """
+    missing = [name for name in ARBITER_COLUMNS if row.get(name) is None]
+    if missing:
+        raise RowError(f"{missing[0]!r} is missing; an arbiter row has {', '.join(ARBITER_COLUMNS)}")
+    move, next_fen = str(row["move"]), " ".join(str(row["next_fen"]).split())
+    (reward,) = finite([row["reward"]], "reward", "number")
+    flags = [FLAGS.get(str(row[name])) for name in ("terminated", "truncated")]
+    if not UCI.fullmatch(move) or move[:2] == move[2:4]:
+        raise RowError(f"move {move!r} is not a UCI move such as 'e2e4'")
+    if None in flags:
+        found = f"{row['terminated']!r} and {row['truncated']!r}"
+        raise RowError(f"terminated and truncated are {found}; expected true or false")
+    legal = _is_legal(board, move)
+    if legal:
+        board.push_uci(move)
+    expected = board.fen() if legal else fen
+    if next_fen != expected:
+        raise RowError(f"next_fen {next_fen!r} after {move} in {fen!r}; expected {expected!r}")
+    if bool(flags[1]) == legal:
+        raise RowError(f"truncated is {flags[1]} but {move} in {fen!r} is {'legal' if legal else 'illegal'}")
+    return EnvironmentRow(fen, move, (*history, move), next_fen, reward, bool(flags[0]), bool(flags[1]))
 
 
 @functools.lru_cache(maxsize=64)
 def _wrong_columns(found: tuple[str, ...]) -> str | None:
     """What is wrong with a row's columns; a misspelt label column would otherwise leave its rows unlabelled in silence."""
-    lower = {name.lower().strip(): name for name in found if name not in COLUMNS}
+    known = COLUMNS + (ARBITER_COLUMNS if "next_fen" in found else ())
+    lower = {name.lower().strip(): name for name in found if name not in known}
     for column in (name for name in COLUMNS if name not in found):
         required = column == "fen"
         close = difflib.get_close_matches(column, lower, n=1, cutoff=0.4 if required else 0.75)
@@ -163,8 +209,12 @@ class _QuietBuilder(chess.pgn.GameBuilder):
         self.game.errors.append(error)
 
 
-def _read_pgn(path: Path) -> Iterator[Position]:
-    """Every position of every main line that still has a move to play."""
+def read_games(path: Path) -> Iterator[tuple[chess.Board, list[chess.Move]]]:
+    """(first position, moves of the main line) of every game of a PGN file.
+
+    Raises:
+        PositionFileError: names the game and what is wrong with it.
+    """
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number in itertools.count(1):
             try:
@@ -184,10 +234,16 @@ def _read_pgn(path: Path) -> Iterator[Position]:
                 raise PositionFileError(f"{path}: game {number}: variant {variant!r}; expected standard chess")
             if not board.is_valid():
                 raise PositionFileError(f"{path}: game {number}: FEN {board.fen()!r} is not a legal position")
-            for move in game.mainline_moves():
-                if not board.is_game_over():
-                    yield Position(board.fen(), tuple(m.uci() for m in board.move_stack[-10:]))
-                board.push(move)
+            yield board, list(game.mainline_moves())
+
+
+def _read_pgn(path: Path) -> Iterator[Position]:
+    """Every position of every main line that still has a move to play."""
+    for board, moves in read_games(path):
+        for move in moves:
+            if not board.is_game_over():
+                yield Position(board.fen(), tuple(m.uci() for m in board.move_stack[-10:]))
+            board.push(move)
 
 
 def _text(path: Path) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Positions to ask about, and their order: a pure function of (seed, step), so that a run can resume anywhere.
 
-Sources: the packaged positions, seeded self-play, or a file (`position_files`). Knows nothing of prompts' texts or models.
+Sources: the packaged positions, seeded self-play, a file (`position_files`), or a data set's folder (`data`). Knows nothing of
+prompts' texts or models.
 """
 
 import itertools
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from jax_grpo.config import PromptsConfig
+from jax_grpo.data.reading import read_set
 from jax_grpo.position_files import PositionFileError, read_positions
 from jax_grpo.sft_rows import random_positions
 from jax_grpo.tasks.base import Position
@@ -63,6 +65,8 @@ def load_positions(config: PromptsConfig, seed: int) -> list[Position]:
     if config.source == "selfplay":
         offset = 0 if config.split == "train" else 1_000_000_007  # other games for the held-out split
         return selfplay_positions(config.selfplay_games, seed + offset, config.split)
+    if Path(config.source).is_dir():
+        return read_set(Path(config.source), config.split)
     return read_positions(config.source, config.format)
 
 

@@ -56,9 +56,14 @@ class EnvironmentRow(NamedTuple):
     truncated: bool
 
     def position(self) -> Position:
-        """The state before the move, with the moves that led to it."""
+        """The state before the move, with the moves that led to it, the move, and the state after it."""
         before = self.history[:-1] if self.history[-1:] == (self.move,) else self.history
-        return Position(self.fen, before)
+        return Position(self.fen, before, move=self.move, next_state=self.next_state)
+
+    @property
+    def next_state(self) -> str:
+        """`<new FEN>+<reward>+<terminated>+<truncated>`."""
+        return f"{self.next_fen}+{self.reward}+{int(self.terminated)}+{int(self.truncated)}"
 
 
 def _rescale_mate(pawns: float) -> float:
@@ -159,5 +164,4 @@ def parse_environment_row(row: str) -> EnvironmentRow:
 
 def format_environment_row(row: EnvironmentRow) -> str:
     """The row as published; rewards 0.001, 1.0, 0.5 and -1.0."""
-    flags = f"{int(row.terminated)}+{int(row.truncated)}"
-    return f"A: {row.fen}+{row.move}+{' '.join(row.history)}+{row.next_fen}+{row.reward}+{flags}"
+    return f"A: {row.fen}+{row.move}+{' '.join(row.history)}+{row.next_state}"

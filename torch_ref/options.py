@@ -1,7 +1,8 @@
 """How PyTorch computes, apart from what it computes: device, TF32, compilation, attention and optimiser kernels.
 
 None of these changes the definition; each changes rounding, time or memory. bfloat16 autocast and gradient checkpointing
-are the config's (`model.compute_dtype`, `model.remat`, any policy of which recomputes whole blocks here), because `jax_grpo` has them too.
+are the config's (`model.compute_dtype`; `model.remat`, any of which recomputes whole blocks here), because `jax_grpo` has
+them too.
 """
 
 import argparse

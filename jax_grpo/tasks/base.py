@@ -24,6 +24,8 @@ class Position:
         moves: the engine's best moves, best first; empty where unlabelled.
         evaluations: in pawns from the side to move, aligned with `moves`; a mate in n is +-(100 - n/100).
         best: the move a published row calls best, where it differs from `moves[0]` on purpose.
+        move: the move whose outcome the environment task asks for; None: one is drawn.
+        next_state: the answer to that, `<new FEN>+<reward>+<terminated>+<truncated>`; given exactly with `move`.
     """
 
     fen: str
@@ -31,6 +33,8 @@ class Position:
     moves: tuple[str, ...] = ()
     evaluations: tuple[float, ...] = ()
     best: str | None = None
+    move: str | None = None
+    next_state: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,6 +98,9 @@ class EnvironmentTask:
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         board = chess.Board(position.fen)
+        if position.move is not None:
+            text = environment_prompt(board, chess.Move.from_uci(position.move), position.history)
+            return Prompt(text, 0, position, answer=position.next_state)
         move = draw_move(board, random.Random(seed), self._illegal_fraction)
         text = environment_prompt(board, move, position.history)
         return Prompt(text, 0, position, answer=next_state(board, move))

@@ -1,7 +1,8 @@
 """Several tasks in one batch: each prompt is one task's, with its stop rule, its cap and its rewards.
 
 Components carry their task's name (`policy/legal`) and are 0 for other tasks' prompts; `<task>/reward` is a task's own weighted
-sum, of weight 0. Which task asks about a position is a function of the prompt's seed, so a share is met on average.
+sum, of weight 0. Which task asks about a position is a function of the prompt's seed, so a share is met on average; but a
+position that comes with a move and its outcome is the environment task's.
 """
 
 import dataclasses
@@ -43,6 +44,8 @@ class MixedTask:
         names = list(self._tasks)
         drawn = random.Random(f"task/{seed}")  # not the stream that the task itself draws from
         (name,) = drawn.choices(names, [self._parts[name].share for name in names])
+        if position.move is not None and "environment" in names:
+            name = "environment"
         prompt = self._tasks[name].prompt(position, seed)
         return dataclasses.replace(
             prompt,

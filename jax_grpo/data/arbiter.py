@@ -1,0 +1,252 @@
+"""Rows of the environment task from whole games: a state, a move, the state after it, its reward and flags.
+
+Games are seeded play whose players steer to what random games reach rarely (mates, each kind of draw), or a PGN's, or
+RookWorld's `A:` rows. A share of the moves is illegal. Knows nothing of models.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import chess
+import pyarrow as pa
+
+from jax_grpo.data.provenance import sha256
+from jax_grpo.data.selfplay import HISTORY, in_processes, position_key, sparse_start
+from jax_grpo.data.shards import Source
+from jax_grpo.position_files import PositionFileError, read_games
+from jax_grpo.rookworld_rows import RowError, parse_environment_row
+from jax_grpo.tasks.environment import draw_move
+
+GAMES_A_BATCH = 16
+LINES_A_BATCH = 256
+MAX_PLIES = 300
+SCHEMA = pa.schema(
+    [
+        ("fen", pa.string()),
+        ("history", pa.list_(pa.string())),
+        ("move", pa.string()),
+        ("next_fen", pa.string()),
+        ("reward", pa.float64()),
+        ("terminated", pa.bool_()),
+        ("truncated", pa.bool_()),
+        ("kind", pa.string()),
+    ]
+)
+REWARDS = {"ordinary": 0.001, "checkmate": 1.0, "illegal": -1.0}  # every other kind is a draw
+DRAW = 0.5
+
+# What ends a game, in the order asked. `claimed`: a player claims a draw as soon as the rules let them, as in most play;
+# `automatic`: only what ends a game without a claim, which is what the environment task's own prompts mean.
+ENDINGS: dict[str, dict[str, Callable[[chess.Board], bool]]] = {
+    "claimed": {
+        "checkmate": chess.Board.is_checkmate,
+        "stalemate": chess.Board.is_stalemate,
+        "insufficient_material": chess.Board.is_insufficient_material,
+        "fifty_moves": chess.Board.is_fifty_moves,
+        "threefold": lambda board: board.is_repetition(3),
+    },
+    "automatic": {
+        "checkmate": chess.Board.is_checkmate,
+        "stalemate": chess.Board.is_stalemate,
+        "insufficient_material": chess.Board.is_insufficient_material,
+        "seventyfive_moves": chess.Board.is_seventyfive_moves,
+        "fivefold": chess.Board.is_fivefold_repetition,
+    },
+}
+
+
+class Options(NamedTuple):
+    """What decides the rows of games.
+
+    Attributes:
+        seed: of everything random.
+        draws: a key of `ENDINGS`.
+        illegal: share of rows whose move is illegal.
+        kept: share of ordinary moves that become rows; the move that ends a game always does.
+    """
+
+    seed: int
+    draws: str
+    illegal: float
+    kept: float
+
+
+def row_key(row: dict) -> str:
+    """Position without counters, move and kind: the same mate is kept once, but an ordinary move and a draw both."""
+    return f"{position_key(chess.Board(row['fen']))} {row['move']} {row['kind']}"
+
+
+def ending(board: chess.Board, draws: str) -> str | None:
+    """Kind of the ending the board has reached, by the rules of `ENDINGS[draws]`."""
+    return next((kind for kind, reached in ENDINGS[draws].items() if reached(board)), None)
+
+
+def game_rows(start: chess.Board, moves: Iterator[chess.Move], options: Options, rng: random.Random) -> list[dict]:
+    """Rows of one game, up to its first ending; `moves` may look at `start`, which is played on."""
+    rows = []
+    board = start
+    while ending(board, options.draws) is None and len(board.move_stack) < MAX_PLIES:
+        move = next(moves, None)
+        if move is None:
+            break
+        before, history = board.copy(stack=False), [m.uci() for m in board.move_stack[-HISTORY:]]
+        board.push(move)
+        kind = ending(board, options.draws) or "ordinary"
+        if kind == "ordinary" and rng.random() >= options.kept:
+            continue
+        rows.append(_row(before, history, move, board, kind))
+        if rng.random() < options.illegal / (1 - options.illegal):
+            rows.append(_row(before, history, illegal_move(before, rng), before, "illegal"))
+    return rows
+
+
+def _row(before: chess.Board, history: Sequence[str], move: chess.Move, after: chess.Board, kind: str) -> dict:
+    return {
+        "fen": before.fen(),
+        "history": list(history),
+        "move": move.uci(),
+        "next_fen": after.fen(),
+        "reward": REWARDS.get(kind, DRAW),
+        "terminated": kind not in ("ordinary", "illegal"),
+        "truncated": kind == "illegal",
+        "kind": kind,
+    }
+
+
+def illegal_move(board: chess.Board, rng: random.Random) -> chess.Move:
+    """Every second time, where there is one, a move that only leaves the king in check; else any two squares."""
+    exposing = sorted((m for m in board.pseudo_legal_moves if not board.is_legal(m)), key=chess.Move.uci)
+    if exposing and rng.random() < 0.5:
+        return rng.choice(exposing)
+    return draw_move(board, rng, illegal_fraction=1.0)
+
+
+def _uniform(board: chess.Board, rng: random.Random) -> chess.Move:
+    return rng.choice(sorted(board.legal_moves, key=chess.Move.uci))
+
+
+def _mating(board: chess.Board, rng: random.Random) -> chess.Move:
+    """A mate in one where there is one."""
+    for move in sorted(board.legal_moves, key=chess.Move.uci):
+        board.push(move)
+        mated = board.is_checkmate()
+        board.pop()
+        if mated:
+            return move
+    return _uniform(board, rng)
+
+
+def _quiet(board: chess.Board, rng: random.Random) -> chess.Move:
+    """No capture and no pawn move where possible: to the fifty-move rule."""
+    quiet = sorted((m for m in board.legal_moves if not board.is_zeroing(m)), key=chess.Move.uci)
+    return rng.choice(quiet) if quiet else _uniform(board, rng)
+
+
+def _undoing(board: chess.Board, rng: random.Random) -> chess.Move:
+    """Mostly takes the player's last move back: to repetition."""
+    if len(board.move_stack) >= 2 and rng.random() < 0.9:
+        last = board.move_stack[-2]
+        back = chess.Move(last.to_square, last.from_square)
+        if board.is_legal(back):
+            return back
+    return _uniform(board, rng)
+
+
+def _full_board(rng: random.Random) -> chess.Board:
+    return chess.Board()
+
+
+def _late_clock(rng: random.Random) -> chess.Board:
+    """Few pieces and a clock shortly before one of its limits."""
+    board = sparse_start(rng)
+    board.halfmove_clock = rng.choice([90, 140]) + rng.randint(0, 7)
+    board.fullmove_number = max(board.fullmove_number, board.halfmove_clock)
+    return board
+
+
+STYLES = (  # (first position, player), drawn alike
+    (_full_board, _uniform),
+    (_full_board, _mating),
+    (_full_board, _undoing),
+    (sparse_start, _mating),
+    (sparse_start, _uniform),
+    (sparse_start, _undoing),
+    (_late_clock, _quiet),
+)
+
+
+def seeded_game(game: int, options: Options) -> list[dict]:
+    """Rows of one game; a function of its arguments."""
+    rng = random.Random(f"{options.seed}/{game}")
+    start, player = rng.choice(STYLES)
+    board = start(rng)
+
+    def moves() -> Iterator[chess.Move]:
+        while any(board.legal_moves):
+            yield player(board, rng)
+
+    return game_rows(board, moves(), options, rng)
+
+
+def _batch(job: tuple[int, Options]) -> list[dict]:
+    first = job[0] * GAMES_A_BATCH
+    return [row for game in range(first, first + GAMES_A_BATCH) for row in seeded_game(game, job[1])]
+
+
+def from_seeded_games(options: Options, processes: int) -> Source:
+    """Rows of seeded play, without end."""
+    return Source(
+        SCHEMA,
+        {"source": "seeded games", **options._asdict()},
+        lambda start: in_processes(_batch, lambda batch: (batch, options), processes, start),
+        row_key,
+    )
+
+
+def from_pgn(path: Path, options: Options) -> Source:
+    """Rows of a PGN's main lines, each up to where the rules end it."""
+
+    def batches(start: int) -> Generator[list[dict]]:
+        games = enumerate(itertools.islice(read_games(path), start * GAMES_A_BATCH, None), start * GAMES_A_BATCH)
+        while batch := list(itertools.islice(games, GAMES_A_BATCH)):
+            yield [
+                row
+                for number, (board, moves) in batch
+                for row in game_rows(board, iter(moves), options, random.Random(f"{options.seed}/{number}"))
+            ]
+
+    return Source(SCHEMA, {"source": path.name, "sha256": sha256(path), **options._asdict()}, batches, row_key)
+
+
+def from_rookworld(path: Path) -> Source:
+    """Published `A:` rows as they stand; `P:` rows between them are left out.
+
+    Raises:
+        PositionFileError: a row that is neither, or bad; its line is named.
+    """
+
+    def rows() -> Iterator[dict]:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip() or line.lstrip().startswith("P:"):
+                    continue
+                try:
+                    row = parse_environment_row(line)
+                except RowError as error:
+                    raise PositionFileError(f"{path}:{number}: {error}") from error
+                kind = "illegal" if row.truncated else "terminated" if row.terminated else "ordinary"
+                position = row.position()
+                yield {name: value for name, value in row._asdict().items() if name in SCHEMA.names} | {
+                    "history": list(position.history),
+                    "kind": kind,
+                }
+
+    def batches(start: int) -> Generator[list[dict]]:
+        found = itertools.islice(rows(), start * LINES_A_BATCH, None)
+        while batch := list(itertools.islice(found, LINES_A_BATCH)):
+            yield batch
+
+    return Source(SCHEMA, {"source": path.name, "sha256": sha256(path)}, batches, row_key)

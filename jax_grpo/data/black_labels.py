@@ -1,0 +1,93 @@
+"""What a file of published policy rows teaches each colour: is `B:` the best of the listed moves, or the worst?
+
+`count` reads it off the rows' own evaluations, `reanalyse` asks an engine. Found with it: docs/black_labels.md.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import chess
+
+from jax_grpo.position_files import PositionFileError
+from jax_grpo.rookworld_rows import PolicyRow, RowError, parse_policy_row
+from jax_grpo.tasks.engine import EnginePool
+
+COLOURS = ("White", "Black")
+CLEAR = 0.5  # pawns: below it the sign of an evaluation says little
+
+Table = dict[str, dict[str, int]]  # colour -> what -> rows
+
+
+def read_rows(path: Path) -> list[PolicyRow]:
+    """Policy rows of a text file; `A:` rows between them are left out.
+
+    Raises:
+        PositionFileError: names the file and line.
+    """
+    if not path.is_file():
+        raise PositionFileError(f"{path}: no such file; expected RookWorld's text rows (`P: ... M: ... E: ... B: ...`)")
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip() and not line.lstrip().startswith("A:"):
+            try:
+                rows.append(parse_policy_row(line))
+            except RowError as error:
+                raise PositionFileError(f"{path}:{number}: {error}") from error
+    return rows
+
+
+def count(rows: Sequence[PolicyRow]) -> Table:
+    """By colour: rows, those whose evaluations differ, and of these how often `B:` has the highest and the lowest."""
+
+    def facts(row: PolicyRow) -> dict[str, bool]:
+        differ = len(set(row.evaluations)) > 1
+        label = dict(zip(row.moves, row.evaluations, strict=True)).get(row.best)
+        return {
+            "rows": True,
+            "evaluations differ": differ,
+            "B: is the highest": differ and label == max(row.evaluations),
+            "B: is the lowest": differ and label == min(row.evaluations),
+        }
+
+    return _tabulate(rows, [facts(row) for row in rows])
+
+
+def reanalyse(rows: Sequence[PolicyRow], pool: EnginePool, report: Callable[[int], None]) -> Table:
+    """By colour: how often the engine agrees with `B:`, and whose side the published evaluations take.
+
+    Args:
+        rows: published rows.
+        pool: with as many lines as a row has moves.
+        report: called with the number of rows done.
+    """
+    facts = []
+    for start in range(0, len(rows), 16):
+        chunk = rows[start : start + 16]
+        for row, analysis in zip(chunk, pool.analyse([row.fen for row in chunk]), strict=True):
+            best = max(row.evaluations)
+            clear = abs(analysis.score) >= CLEAR
+            facts.append(
+                {
+                    "analysed": True,
+                    "B: is the engine's first": row.best in analysis.moves[:1],
+                    "B: is the engine's last of its lines": len(analysis.moves) > 1 and row.best in analysis.moves[-1:],
+                    "highest published move is the engine's first": any(
+                        move in analysis.moves[:1] and value == best
+                        for move, value in zip(row.moves, row.evaluations, strict=True)
+                    ),
+                    "engine sees a side ahead": clear,
+                    "of these, best evaluation has the mover's sign": clear and best * analysis.score > 0,
+                }
+            )
+        report(len(facts))
+    return _tabulate(rows, facts)
+
+
+def _tabulate(rows: Sequence[PolicyRow], facts: Sequence[dict[str, bool]]) -> Table:
+    names = list(facts[0]) if facts else []
+    table = {colour: dict.fromkeys(names, 0) for colour in COLOURS}
+    for row, fact in zip(rows, facts, strict=True):
+        colour = COLOURS[0] if chess.Board(row.fen).turn else COLOURS[1]
+        for name, holds in fact.items():
+            table[colour][name] += holds
+    return table
