@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jax_grpo.checkpoint_files import CheckpointError, is_checkpoint
 from jax_grpo.config import EngineConfig
