@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jax_grpo.checkpoint_files import CheckpointError, is_checkpoint
 from jax_grpo.config import EngineConfig
@@ -24,7 +23,7 @@ from jax_grpo.evaluation.mates import PACKAGED_MATES, Mate, read_mates
 from jax_grpo.evaluation.progress import Steps
 from jax_grpo.evaluation.published import published_figures
 from jax_grpo.evaluation.selfplay import games_record
-from jax_grpo.evaluation.suites import SUITE_NAMES, Data, Results, our_generators, run_suites
+from jax_grpo.evaluation.suites import SUITE_NAMES, BeginPart, Data, Results, our_generators, run_suites
 from jax_grpo.evaluation.tables import evaluation_page
 from jax_grpo.named_weights import describe_model, find_weights, load_named
 from jax_grpo.position_files import read_positions
@@ -36,7 +35,9 @@ from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 PROGRAM = "python -m jax_grpo.evaluate"
 
 
-def evaluate(weights: str, suites: Sequence[str], data: Data, temperature: float, steps: Any) -> tuple[dict, Results]:
+def evaluate(
+    weights: str, suites: Sequence[str], data: Data, temperature: float, steps: BeginPart
+) -> tuple[dict, Results]:
     """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results.
 
     Args:
@@ -44,7 +45,7 @@ def evaluate(weights: str, suites: Sequence[str], data: Data, temperature: float
         suites: names of `SUITE_NAMES`.
         data: what to ask about.
         temperature: of the sampled mode.
-        steps: progress, see `progress.Steps`.
+        steps: shows progress, see `progress.Steps`.
     """
     policy = load_named(weights)
     results = run_suites(suites, our_generators(policy, temperature, data.seed), data, steps)

@@ -24,6 +24,7 @@ from jax_grpo.evaluation.policy import policy_rows, policy_task
 from jax_grpo.evaluation.published import published_figures
 from jax_grpo.evaluation.selfplay import openings, play, selfplay_estimates
 from jax_grpo.evaluation.suites import Data, run_suites
+from jax_grpo.evaluation.tables import evaluation_page
 from jax_grpo.named_weights import find_tokenizer, find_weights
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import policy_row
@@ -299,6 +300,18 @@ def test_a_comparison_tells_apart_what_is_and_not_what_is_not(tmp_path):
     (tmp_path / "a" / "evaluation.json").write_text("{")
     with pytest.raises(EvaluationError, match="is not an evaluation"):
         read_report(tmp_path / "a")
+
+
+def test_the_table_names_the_method_of_what_was_measured_not_of_an_empty_column():
+    empty, found = (summarise([{"evaluation_error": value}], {}) for value in (None, 1.5))
+    estimates = {
+        f"policy/full/{mode}/{path}": dataclasses.asdict(estimate)
+        for mode, rows in {"greedy": empty, "sampled": found}.items()
+        for path, estimate in rows.items()
+    }
+    report = report_of({}) | {"estimates": estimates}
+    report["model"]["parameters"] = 1
+    assert "| evaluation error, pawns (normal) | – | 1.50 |" in evaluation_page(report)
 
 
 def test_suites_ask_every_prompt_in_every_mode_and_give_white_and_black_apart():

@@ -189,14 +189,9 @@ def test_greedy_answers_equal_those_of_transformers_token_by_token(packaged):
     assert len(set(ours)) > 20
 
 
-def test_the_evaluation_through_transformers_has_the_same_numbers(packaged):
-    ours, theirs = both_evaluations(packaged, ["environment"], Data(POSITIONS[:8], [], 0, 0, 0))
-    assert ours.estimates == theirs.estimates
-
-
 @pytest.mark.slow
-def test_every_greedy_number_of_500_positions_is_the_same_through_transformers(packaged):
-    data = Data(POSITIONS[:500], [], 16, 30, 0)
+def test_every_greedy_number_of_200_positions_is_the_same_through_transformers(packaged):
+    data = Data(POSITIONS[:200], [], 16, 30, 0)
     ours, theirs = both_evaluations(packaged, ["policy", "environment", "selfplay"], data)
     differing = [path for path in ours.estimates if ours.estimates[path] != theirs.estimates[path]]
     greedy = [path for path in ours.estimates if "/greedy/" in path]

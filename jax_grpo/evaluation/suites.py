@@ -21,7 +21,7 @@ from jax_grpo.tasks.policy import parse_full
 MODES = ("greedy", "sampled")
 SUITE_NAMES = ("policy", "environment", "mates", "selfplay")
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
-Steps = Callable[[str, int], Callable[[int], None]]  # (what, total) -> tick(done)
+BeginPart = Callable[[str, int], Callable[[int], None]]  # (what, total) -> tick(done); see progress.Steps
 
 
 class Ask(Protocol):
@@ -77,7 +77,7 @@ def our_generators(policy: Policy, temperature: float, seed: int) -> Ask:
     return ask
 
 
-def run_suites(suites: Sequence[str], ask: Ask, data: Data, steps: Steps) -> Results:
+def run_suites(suites: Sequence[str], ask: Ask, data: Data, steps: BeginPart) -> Results:
     """Runs the named suites in order."""
     results = Results()
     for suite in suites:
@@ -89,7 +89,7 @@ def _sides(positions: Sequence[Position]) -> dict[str, list[bool]]:
     return {name: [f" {letter} " in p.fen for p in positions] for name, letter in {"white": "w", "black": "b"}.items()}
 
 
-def _policy(ask: Ask, data: Data, steps: Steps, results: Results) -> None:
+def _policy(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     positions = labelled(data.positions, data.engine)
     for style in STYLES:
         task = policy_task(style)
@@ -103,7 +103,7 @@ def _policy(ask: Ask, data: Data, steps: Steps, results: Results) -> None:
                 results.moves = {p.fen: text.strip() for p, text in zip(positions, completions, strict=True)}
 
 
-def _environment(ask: Ask, data: Data, steps: Steps, results: Results) -> None:
+def _environment(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     prompts = environment_prompts(environment_task(), data.positions)
     legal = [is_legal_move(prompt) for prompt in prompts]
     groups = _sides(data.positions) | {"legal_moves": legal, "illegal_moves": [not each for each in legal]}
@@ -112,7 +112,7 @@ def _environment(ask: Ask, data: Data, steps: Steps, results: Results) -> None:
         results.add(f"environment/next_state/{mode}", summarise(environment_rows(prompts, completions), groups))
 
 
-def _mates(ask: Ask, data: Data, steps: Steps, results: Results) -> None:
+def _mates(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     positions = [mate.position for mate in data.mates]
     for style in STYLES:
         task = policy_task(style)
@@ -123,7 +123,7 @@ def _mates(ask: Ask, data: Data, steps: Steps, results: Results) -> None:
             results.add(f"mates/{style}/{mode}", summarise(mate_rows(data.mates, moves), _sides(positions)))
 
 
-def _selfplay(ask: Ask, data: Data, steps: Steps, results: Results) -> None:
+def _selfplay(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     task = policy_task("best_move")
     for part, own in {"own_environment": True, "python_chess": False}.items():
         for mode in MODES:

@@ -131,7 +131,10 @@ def _about(report: Mapping[str, Any]) -> str:
 
 
 def _method(found: Sequence[Mapping[str, Any] | None]) -> str:
-    return METHODS[next(cell["method"] for cell in found if cell)]
+    cells = sorted(
+        (cell for cell in found if cell), key=lambda cell: cell["value"] is None
+    )  # stable: measured ones first
+    return METHODS[cells[0]["method"]]
 
 
 def _count(estimates: Mapping[str, Any], section: str, mode: str, group: str) -> str:
