@@ -378,7 +378,7 @@ def test_a_set_of_labelled_positions_is_read_for_training_split_by_split(tmp_pat
 
 
 def test_a_set_of_arbiter_rows_asks_for_its_own_moves_and_answers(tmp_path):
-    main(["arbiter", "--count", "400", "--illegal", "0.2", "--out", str(tmp_path / "o"), "--processes", "1"])
+    main(["arbiter", "--count", "800", "--illegal", "0.2", "--out", str(tmp_path / "o"), "--processes", "1"])
     positions = load_positions(PromptsConfig(source=str(tmp_path / "o")), 0)
     task = EnvironmentTask(TaskConfig(name="environment", illegal_fraction=0.0))
     for row, position in zip(_rows(tmp_path / "o"), positions, strict=True):
@@ -394,6 +394,11 @@ def test_a_set_of_arbiter_rows_asks_for_its_own_moves_and_answers(tmp_path):
         scores = task.score([prompt], [prompt.answer or ""])
         assert scores["exact_fen"] == scores["reward_field"] == scores["flags"] == 1
     assert {row["kind"] for row in _rows(tmp_path / "o")} >= {"ordinary", "illegal"}
+    keys = {
+        split: {chess.Board(r["fen"]).epd() for r in _rows(tmp_path / "o", split)} for split in ("train", "heldout")
+    }
+    assert len(keys["train"]) < len(positions), "some positions have several moves"
+    assert keys["heldout"] and not keys["train"] & keys["heldout"], "and all of them are in one split"
 
 
 ARBITER = {

@@ -133,6 +133,22 @@ def test_sampling_depends_on_seed_game_and_half_move_alone(player):
     )
 
 
+def test_every_half_move_of_a_game_draws_anew(player, monkeypatch):
+    """Else one unlucky number would be drawn at each move of a game."""
+    player.choose(chess.Board(), SAMPLED)
+    generate, drawn = player._generate[SAMPLED], []
+
+    def recorded(*arguments):
+        drawn.append(tuple(int(x) for x in (*arguments[4], *arguments[5:])))  # game, seed, half-move
+        return generate(*arguments)
+
+    monkeypatch.setitem(player._generate, SAMPLED, recorded)
+    board = chess.Board()
+    for _ in range(3):
+        board.push(player.choose(board, SAMPLED, seed=7, game=2).move)
+    assert drawn == [(2, 7, 0), (2, 7, 1), (2, 7, 2)]
+
+
 @pytest.mark.slow
 def test_top_k_of_one_is_greedy(player):
     boards = [chess.Board(position.fen) for position in POSITIONS[:12]]
