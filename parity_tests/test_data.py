@@ -138,6 +138,9 @@ def test_a_set_is_continued_only_with_the_options_it_was_begun_with(tmp_path):
     assert _shards(out) == before, "finished: nothing to do, and processes do not matter"
     with pytest.raises(SystemExit, match=r"begun with seed 1, now 2: give the same options to go on, or another --out"):
         main(["arbiter", "--count", "200", "--seed", "2", "--out", str(out)])
+    (out / "provenance.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"provenance.json is not a data set's record; give another --out"):
+        main(["arbiter", "--count", "200", "--out", str(out)])
     (out / "provenance.json").unlink()
     with pytest.raises(SystemExit, match=r"holds Parquet files but no provenance.json"):
         main(["arbiter", "--count", "200", "--out", str(out)])
@@ -331,6 +334,7 @@ def test_lichess_puzzles_are_asked_after_the_first_move_with_the_solution_as_bes
         (("f2g3 e6e7", "f2g3"), r"p.csv:2: Moves 'f2g3 b2b1|p.csv:2: move 'b2b1' is not legal"),
         (("d3d6 f8d8 d6d8 f6d8", "d3d6"), r"p.csv:3: Moves 'd3d6'; expected the opponent's move and the solution"),
         (("d3d6", "d3d9"), r"p.csv:3: move 'd3d9' is not legal in '5rk1"),
+        (("crushing", "x" * 200_000), r"p.csv:2: not CSV \(field larger"),
         (("5rk1/1p3ppp", "5rk1/1p3pp"), r"p.csv:3: FEN '5rk1/1p3pp/.* cannot be read"),
     ],
 )
@@ -466,6 +470,14 @@ def test_labels_are_counted_by_colour(tmp_path):
     table = count(read_rows(tmp_path / "r.txt"))
     assert [table["White"][name] for name in names] == [2, 1, 1, 0]
     assert [table["Black"][name] for name in names] == [2, 2, 1, 1]
+    (tmp_path / "r.txt").write_bytes(b"\xff\n")
+    for words in (
+        ["labels"],
+        ["label", "--nodes", "0", "--out", str(tmp_path / "o")],
+        ["arbiter", "--out", str(tmp_path / "p")],
+    ):
+        with pytest.raises(SystemExit, match=r"r.txt: not UTF-8 text"):
+            main([*words, str(tmp_path / "r.txt")])
     (tmp_path / "r.txt").write_text("P: nothing\n")
     with pytest.raises(SystemExit, match=r"r.txt:1: policy row"):
         main(["labels", str(tmp_path / "r.txt")])
