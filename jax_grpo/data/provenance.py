@@ -43,11 +43,9 @@ def begin(out: Path, settings: Mapping[str, Any], command: list[str]) -> dict[st
     """The record of a new set, or that of the set in `out`, which must have been begun with the same settings.
 
     Raises:
-        DataError: `out` is a file, or holds a set of other settings, or shards without a record.
+        DataError: `out` holds a set of other settings, or shards without a record.
     """
     path = out / FILE
-    if out.exists() and not out.is_dir():
-        raise DataError(f"--out {out} is a file; expected a folder, new or of the same set")
     settings = json.loads(json.dumps(dict(settings)))  # as it will be read back
     if path.is_file():
         record = _read(path)
@@ -59,7 +57,6 @@ def begin(out: Path, settings: Mapping[str, Any], command: list[str]) -> dict[st
         return record
     if any(out.glob("*.parquet")):
         raise DataError(f"{out} holds Parquet files but no {FILE}, so it cannot be continued: give another --out")
-    out.mkdir(parents=True, exist_ok=True)
     record = {
         "command": shlex.join(["python", "-m", "jax_grpo.data", *command]),
         "settings": settings,
