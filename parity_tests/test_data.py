@@ -296,6 +296,7 @@ def test_published_environment_rows_come_back_as_they_were(tmp_path):
 
 
 @needs_engine
+@pytest.mark.slow
 def test_selfplay_reproduces_the_packaged_positions(tmp_path):
     main(["--out", str(tmp_path / "s"), "--count", "60", "--heldout", "6", "--seed", "1", "--nodes", "3000"])
     record = json.loads((tmp_path / "s" / "provenance.json").read_text())

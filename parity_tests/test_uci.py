@@ -39,13 +39,15 @@ def player():
     return Player("packaged:rook-small")
 
 
-@pytest.fixture(scope="module")
-def wild(tmp_path_factory):
-    """A GPT-2 of random weights with GPT-2's own vocabulary: it never writes a move."""
-    folder = tmp_path_factory.mktemp("wild")
-    architecture = GPT2Config(vocab_size=50257, num_layers=1, num_heads=2, hidden_size=16, max_position_embeddings=256)
+@pytest.fixture(scope="module", params=["chess", pytest.param("gpt2", marks=pytest.mark.slow)])
+def wild(tmp_path_factory, request):
+    """Random weights: a model that never writes a move."""
+    folder, tokenizer = tmp_path_factory.mktemp("wild"), Tokenizer.load(request.param)
+    architecture = GPT2Config(
+        tokenizer.vocab_size, num_layers=1, num_heads=2, hidden_size=16, max_position_embeddings=256
+    )
     params = nnx.split(GPT2(architecture, rngs=nnx.Rngs(0)), nnx.Param)[1]
-    save_hf(folder, architecture, params, Tokenizer.load("gpt2"))
+    save_hf(folder, architecture, params, tokenizer)
     return Player(str(folder))
 
 
