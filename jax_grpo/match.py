@@ -8,7 +8,6 @@ Each random opening is played twice, colours exchanged. Both sides are ordinary 
 import argparse
 import contextlib
 import functools
-import json
 import random
 import re
 import shlex
@@ -17,23 +16,20 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import chess
 import chess.engine
-import chess.pgn
-import chess.svg
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import jax_grpo
 from jax_grpo.config_files import require_weights
 from jax_grpo.config_loading import ConfigError
 from jax_grpo.data.arbiter import ending
-from jax_grpo.elo import describe, estimate
+from jax_grpo.match_record import Game, save, summary
 from jax_grpo.tasks.engine import EngineError, find_engine
 
 START_S = 300.0  # seconds an engine may take to start and compile
-RESULTS = {1.0: "1-0", 0.5: "1/2-1/2", 0.0: "0-1"}  # by White's score
 FALLBACK = re.compile(r"fallback \d+ of \d+: the model wrote (.*); \S+ is its likeliest")
 
 Mover = Callable[[chess.Board, object], chess.Move | None]  # the object changes from game to game
@@ -41,28 +37,6 @@ Mover = Callable[[chess.Board, object], chess.Move | None]  # the object changes
 
 class MatchError(RuntimeError):
     """An engine failed or an option does not fit it; names what, and what was expected."""
-
-
-class Game(NamedTuple):
-    """One finished game.
-
-    Attributes:
-        board: final position with all moves, the opening's included.
-        model_is_white: colour of the model.
-        score: of the model: 1, 0.5 or 0.
-        ending: how it ended (`data.arbiter.ENDINGS`), or `illegal move`.
-        fallbacks: by half-move number, what the model had written there instead of a legal move.
-        model_moves: number of the model's moves.
-        seconds: of the model's moves together.
-    """
-
-    board: chess.Board
-    model_is_white: bool
-    score: float
-    ending: str
-    fallbacks: dict[int, str]
-    model_moves: int
-    seconds: float
 
 
 def random_opening(seed: int, number: int, plies: int) -> chess.Board:
@@ -140,48 +114,6 @@ def random_mover(seed: int) -> Iterator[tuple[str, Mover]]:
     yield "random mover", lambda board, game: rng.choice(sorted(board.legal_moves, key=chess.Move.uci))
 
 
-def to_pgn(game: Game, number: int, opponent: str, opening_plies: int) -> chess.pgn.Game:
-    """The game with headers, and a comment where the model's own move was not legal."""
-    pgn = chess.pgn.Game.from_board(game.board)
-    white = float(game.score if game.model_is_white else 1 - game.score)
-    sides = ["jax_grpo", opponent] if game.model_is_white else [opponent, "jax_grpo"]
-    pgn.headers.update({"Event": "jax_grpo match", "Site": "?", "Round": str(number), "Result": RESULTS[white]})
-    pgn.headers["White"], pgn.headers["Black"] = sides
-    pgn.headers["Termination"] = game.ending
-    pgn.headers["Opening"] = f"{opening_plies} random half-moves"
-    for ply, node in enumerate(pgn.mainline()):
-        if ply in game.fallbacks:
-            node.comment = f"fallback: the model wrote {game.fallbacks[ply]}"
-    return pgn
-
-
-def summary(games: list[Game]) -> dict[str, Any]:
-    """Scores of all games and of each colour, Elo with its interval, fallbacks, endings and time; JSON values."""
-
-    def scores(part: list[Game]) -> dict[str, int]:
-        return {name: sum(g.score == s for g in part) for name, s in (("wins", 1.0), ("draws", 0.5), ("losses", 0.0))}
-
-    totals = scores(games)
-    found = estimate(**totals)
-    moves = sum(game.model_moves for game in games)
-    fallbacks = sum(len(game.fallbacks) for game in games)
-    kinds = [game.ending for game in games]
-    return {
-        **totals,
-        "as_white": scores([game for game in games if game.model_is_white]),
-        "as_black": scores([game for game in games if not game.model_is_white]),
-        **found._asdict(),
-        "verdict": describe(found),
-        "model_moves": moves,
-        "fallbacks": fallbacks,
-        "fallback_rate": fallbacks / max(moves, 1),
-        "illegal_moves_on_the_board": kinds.count("illegal move"),
-        "endings": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "half_moves_a_game": sum(len(game.board.move_stack) for game in games) / len(games),
-        "milliseconds_a_model_move": 1000 * sum(game.seconds for game in games) / max(moves, 1),
-    }
-
-
 def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
     """Plays the match and writes what was asked for after every game, so that an interrupted one keeps its games."""
     engine_command = [
@@ -241,23 +173,8 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
                 "versions": {"jax_grpo": jax_grpo.__version__}
                 | {name: metadata.version(name) for name in ("jax", "flax", "chess")},
             }
-            _save(args, record, games, opponent)
+            save(record, games, opponent, args.opening_plies, pgn=args.pgn, json_file=args.json, picture=args.picture)
     return record
-
-
-def _save(args: argparse.Namespace, record: dict[str, Any], games: list[Game], opponent: str) -> None:
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if args.pgn:
-        with args.pgn.open("w" if len(games) == 1 else "a", encoding="utf-8") as file:
-            print(to_pgn(games[-1], len(games), opponent, args.opening_plies), file=file, end="\n\n")
-    if args.picture:
-        best = max(games, key=lambda game: (game.score, len(game.board.move_stack)))
-        board = best.board
-        check = board.king(board.turn) if board.is_check() else None
-        last = board.move_stack[-1] if board.move_stack else None
-        svg = chess.svg.board(board, orientation=best.model_is_white, lastmove=last, check=check, size=400)
-        args.picture.write_text(svg, encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

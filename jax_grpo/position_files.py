@@ -169,7 +169,7 @@ def _read_parquet(path: Path) -> Iterator[Position]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Position]:
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # also numbers too long, lists too deep
@@ -180,7 +180,7 @@ def _read_jsonl(path: Path) -> Iterator[Position]:
 
 
 def _read_csv(path: Path) -> Iterator[Position]:
-    reader = csv.DictReader(_text(path))
+    reader = csv.DictReader(text_lines(path))
     try:
         for row in reader:
             if None in row:  # where DictReader puts what the header has no name for
@@ -194,7 +194,7 @@ def _read_csv(path: Path) -> Iterator[Position]:
 
 
 def _read_rookworld(path: Path) -> Iterator[Position]:
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         try:
             row = parse_environment_row(line) if line.lstrip().startswith("A:") else parse_policy_row(line)
             yield row.position()
@@ -246,7 +246,7 @@ def _read_pgn(path: Path) -> Iterator[Position]:
             board.push(move)
 
 
-def _text(path: Path) -> Iterator[str]:
+def text_lines(path: Path) -> Iterator[str]:
     """Lines with their ends; a byte order mark, which spreadsheets write, is dropped."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -255,9 +255,9 @@ def _text(path: Path) -> Iterator[str]:
         raise PositionFileError(f"{path}: not UTF-8 text ({error})") from error
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(1-based number, text) of the lines that are not blank."""
-    for number, line in enumerate(_text(path), start=1):
+    for number, line in enumerate(text_lines(path), start=1):
         if line.strip():
             yield number, line.rstrip("\r\n")
 

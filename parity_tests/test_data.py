@@ -138,6 +138,9 @@ def test_a_set_is_continued_only_with_the_options_it_was_begun_with(tmp_path):
     assert _shards(out) == before, "finished: nothing to do, and processes do not matter"
     with pytest.raises(SystemExit, match=r"begun with seed 1, now 2: give the same options to go on, or another --out"):
         main(["arbiter", "--count", "200", "--seed", "2", "--out", str(out)])
+    (out / "provenance.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"provenance.json is not a data set's record; give another --out"):
+        main(["arbiter", "--count", "200", "--out", str(out)])
     (out / "provenance.json").unlink()
     with pytest.raises(SystemExit, match=r"holds Parquet files but no provenance.json"):
         main(["arbiter", "--count", "200", "--out", str(out)])
@@ -293,6 +296,7 @@ def test_published_environment_rows_come_back_as_they_were(tmp_path):
 
 
 @needs_engine
+@pytest.mark.slow
 def test_selfplay_reproduces_the_packaged_positions(tmp_path):
     main(["--out", str(tmp_path / "s"), "--count", "60", "--heldout", "6", "--seed", "1", "--nodes", "3000"])
     record = json.loads((tmp_path / "s" / "provenance.json").read_text())
@@ -331,6 +335,7 @@ def test_lichess_puzzles_are_asked_after_the_first_move_with_the_solution_as_bes
         (("f2g3 e6e7", "f2g3"), r"p.csv:2: Moves 'f2g3 b2b1|p.csv:2: move 'b2b1' is not legal"),
         (("d3d6 f8d8 d6d8 f6d8", "d3d6"), r"p.csv:3: Moves 'd3d6'; expected the opponent's move and the solution"),
         (("d3d6", "d3d9"), r"p.csv:3: move 'd3d9' is not legal in '5rk1"),
+        (("crushing", "x" * 200_000), r"p.csv:2: not CSV \(field larger"),
         (("5rk1/1p3ppp", "5rk1/1p3pp"), r"p.csv:3: FEN '5rk1/1p3pp/.* cannot be read"),
     ],
 )
@@ -378,7 +383,7 @@ def test_a_set_of_labelled_positions_is_read_for_training_split_by_split(tmp_pat
 
 
 def test_a_set_of_arbiter_rows_asks_for_its_own_moves_and_answers(tmp_path):
-    main(["arbiter", "--count", "400", "--illegal", "0.2", "--out", str(tmp_path / "o"), "--processes", "1"])
+    main(["arbiter", "--count", "800", "--illegal", "0.2", "--out", str(tmp_path / "o"), "--processes", "1"])
     positions = load_positions(PromptsConfig(source=str(tmp_path / "o")), 0)
     task = EnvironmentTask(TaskConfig(name="environment", illegal_fraction=0.0))
     for row, position in zip(_rows(tmp_path / "o"), positions, strict=True):
@@ -394,6 +399,11 @@ def test_a_set_of_arbiter_rows_asks_for_its_own_moves_and_answers(tmp_path):
         scores = task.score([prompt], [prompt.answer or ""])
         assert scores["exact_fen"] == scores["reward_field"] == scores["flags"] == 1
     assert {row["kind"] for row in _rows(tmp_path / "o")} >= {"ordinary", "illegal"}
+    keys = {
+        split: {chess.Board(r["fen"]).epd() for r in _rows(tmp_path / "o", split)} for split in ("train", "heldout")
+    }
+    assert len(keys["train"]) < len(positions), "some positions have several moves"
+    assert keys["heldout"] and not keys["train"] & keys["heldout"], "and all of them are in one split"
 
 
 ARBITER = {
@@ -461,6 +471,14 @@ def test_labels_are_counted_by_colour(tmp_path):
     table = count(read_rows(tmp_path / "r.txt"))
     assert [table["White"][name] for name in names] == [2, 1, 1, 0]
     assert [table["Black"][name] for name in names] == [2, 2, 1, 1]
+    (tmp_path / "r.txt").write_bytes(b"\xff\n")
+    for words in (
+        ["labels"],
+        ["label", "--nodes", "0", "--out", str(tmp_path / "o")],
+        ["arbiter", "--out", str(tmp_path / "p")],
+    ):
+        with pytest.raises(SystemExit, match=r"r.txt: not UTF-8 text"):
+            main([*words, str(tmp_path / "r.txt")])
     (tmp_path / "r.txt").write_text("P: nothing\n")
     with pytest.raises(SystemExit, match=r"r.txt:1: policy row"):
         main(["labels", str(tmp_path / "r.txt")])

@@ -11,7 +11,8 @@ import chess.pgn
 import pytest
 
 from jax_grpo.elo import describe, elo_difference, estimate
-from jax_grpo.match import Game, MatchError, main, play, random_opening, stockfish, summary
+from jax_grpo.match import MatchError, main, play, random_opening, stockfish
+from jax_grpo.match_record import Game, summary
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 needs_engine = pytest.mark.skipif(not HAS_ENGINE, reason="Stockfish is not installed (apt install stockfish)")

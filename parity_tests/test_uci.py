@@ -39,13 +39,15 @@ def player():
     return Player("packaged:rook-small")
 
 
-@pytest.fixture(scope="module")
-def wild(tmp_path_factory):
-    """A GPT-2 of random weights with GPT-2's own vocabulary: it never writes a move."""
-    folder = tmp_path_factory.mktemp("wild")
-    architecture = GPT2Config(vocab_size=50257, num_layers=1, num_heads=2, hidden_size=16, max_position_embeddings=256)
+@pytest.fixture(scope="module", params=["chess", pytest.param("gpt2", marks=pytest.mark.slow)])
+def wild(tmp_path_factory, request):
+    """Random weights: a model that never writes a move."""
+    folder, tokenizer = tmp_path_factory.mktemp("wild"), Tokenizer.load(request.param)
+    architecture = GPT2Config(
+        tokenizer.vocab_size, num_layers=1, num_heads=2, hidden_size=16, max_position_embeddings=256
+    )
     params = nnx.split(GPT2(architecture, rngs=nnx.Rngs(0)), nnx.Param)[1]
-    save_hf(folder, architecture, params, Tokenizer.load("gpt2"))
+    save_hf(folder, architecture, params, tokenizer)
     return Player(str(folder))
 
 
@@ -131,6 +133,22 @@ def test_sampling_depends_on_seed_game_and_half_move_alone(player):
     assert [player.choose(b, one).written for b in boards] == [player.choose(b).written for b in boards], (
         "top-k 1 is greedy"
     )
+
+
+def test_every_half_move_of_a_game_draws_anew(player, monkeypatch):
+    """Else one unlucky number would be drawn at each move of a game."""
+    player.choose(chess.Board(), SAMPLED)
+    generate, drawn = player._generate[SAMPLED], []
+
+    def recorded(*arguments):
+        drawn.append(tuple(int(x) for x in (*arguments[4], *arguments[5:])))  # game, seed, half-move
+        return generate(*arguments)
+
+    monkeypatch.setitem(player._generate, SAMPLED, recorded)
+    board = chess.Board()
+    for _ in range(3):
+        board.push(player.choose(board, SAMPLED, seed=7, game=2).move)
+    assert drawn == [(2, 7, 0), (2, 7, 1), (2, 7, 2)]
 
 
 @pytest.mark.slow

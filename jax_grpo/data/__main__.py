@@ -30,6 +30,7 @@ from jax_grpo.position_files import PositionFileError, read_positions
 from jax_grpo.prompts import PACKAGED
 from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 
+LOCK = "writer.lock"
 SHARES = 10_000  # a share is rounded to so many parts
 
 
@@ -41,8 +42,10 @@ def _engine_name(path: str) -> str:
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """One writer a folder; the lock is the kernel's and dies with its process."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(out.parent / f".{out.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    if out.exists() and not out.is_dir():
+        raise DataError(f"--out {out} is a file; expected a folder, new or of the same set")
+    out.mkdir(parents=True, exist_ok=True)
+    handle = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from jax_grpo.data.provenance import sha256
 from jax_grpo.data.selfplay import HISTORY, in_processes, position_key, sparse_start
 from jax_grpo.data.shards import Source
-from jax_grpo.position_files import PositionFileError, read_games
+from jax_grpo.position_files import PositionFileError, numbered_lines, read_games
 from jax_grpo.rookworld_rows import RowError, parse_environment_row
 from jax_grpo.tasks.environment import draw_move
 
@@ -229,20 +229,16 @@ def from_rookworld(path: Path) -> Source:
     """
 
     def rows() -> Iterator[dict]:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip() or line.lstrip().startswith("P:"):
-                    continue
-                try:
-                    row = parse_environment_row(line)
-                except RowError as error:
-                    raise PositionFileError(f"{path}:{number}: {error}") from error
-                kind = "illegal" if row.truncated else "terminated" if row.terminated else "ordinary"
-                position = row.position()
-                yield {name: value for name, value in row._asdict().items() if name in SCHEMA.names} | {
-                    "history": list(position.history),
-                    "kind": kind,
-                }
+        for number, line in numbered_lines(path):
+            if line.lstrip().startswith("P:"):
+                continue
+            try:
+                row = parse_environment_row(line)
+            except RowError as error:
+                raise PositionFileError(f"{path}:{number}: {error}") from error
+            kind = "illegal" if row.truncated else "terminated" if row.terminated else "ordinary"
+            values = {name: value for name, value in row._asdict().items() if name in SCHEMA.names}
+            yield values | {"history": list(row.position().history), "kind": kind}
 
     def batches(start: int) -> Generator[list[dict]]:
         found = itertools.islice(rows(), start * LINES_A_BATCH, None)

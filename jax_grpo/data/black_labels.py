@@ -8,7 +8,7 @@ from pathlib import Path
 
 import chess
 
-from jax_grpo.position_files import PositionFileError
+from jax_grpo.position_files import PositionFileError, numbered_lines
 from jax_grpo.rookworld_rows import PolicyRow, RowError, parse_policy_row
 from jax_grpo.tasks.engine import EnginePool
 
@@ -27,8 +27,8 @@ def read_rows(path: Path) -> list[PolicyRow]:
     if not path.is_file():
         raise PositionFileError(f"{path}: no such file; expected RookWorld's text rows (`P: ... M: ... E: ... B: ...`)")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip() and not line.lstrip().startswith("A:"):
+    for number, line in numbered_lines(path):
+        if not line.lstrip().startswith("A:"):
             try:
                 rows.append(parse_policy_row(line))
             except RowError as error:

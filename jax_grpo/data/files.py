@@ -14,7 +14,7 @@ import pyarrow as pa
 from jax_grpo.data.provenance import sha256
 from jax_grpo.data.selfplay import position_key
 from jax_grpo.data.shards import Source
-from jax_grpo.position_files import FORMATS, READERS, PositionFileError
+from jax_grpo.position_files import FORMATS, READERS, PositionFileError, text_lines
 from jax_grpo.rookworld_rows import RowError, check_fen
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import Analysis, EnginePool
@@ -58,27 +58,32 @@ def _is_puzzles(path: Path) -> bool:
 
 def read_puzzles(path: Path) -> Iterator[Position]:
     """Lichess's puzzle file: the position after the first move, with the second, the solution's first, as `best`."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+    reader = csv.DictReader(text_lines(path))
+    try:
         for row in reader:
-            where = f"{path}:{reader.line_num}"
-            try:
-                board = check_fen(" ".join((row["FEN"] or "").split()))
-            except RowError as error:
-                raise PositionFileError(f"{where}: {error}") from error
-            moves = (row["Moves"] or "").split()
-            if len(moves) < 2:
-                raise PositionFileError(
-                    f"{where}: Moves {row['Moves']!r}; expected the opponent's move and the solution, in UCI"
-                )
-            for number, uci in enumerate(moves[:2]):
-                try:
-                    move = board.parse_uci(uci)
-                except ValueError as error:
-                    raise PositionFileError(f"{where}: move {uci!r} is not legal in {board.fen()!r}") from error
-                if number == 0:
-                    board.push(move)
-            yield Position(board.fen(), (moves[0],), best=moves[1])
+            yield _puzzle(row, f"{path}:{reader.line_num}")
+    except csv.Error as error:
+        raise PositionFileError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
+
+
+def _puzzle(row: dict, where: str) -> Position:
+    try:
+        board = check_fen(" ".join((row["FEN"] or "").split()))
+    except RowError as error:
+        raise PositionFileError(f"{where}: {error}") from error
+    moves = (row["Moves"] or "").split()
+    if len(moves) < 2:
+        raise PositionFileError(
+            f"{where}: Moves {row['Moves']!r}; expected the opponent's move and the solution, in UCI"
+        )
+    for uci, played in zip(moves[:2], (True, False), strict=True):
+        try:
+            move = board.parse_uci(uci)
+        except ValueError as error:
+            raise PositionFileError(f"{where}: move {uci!r} is not legal in {board.fen()!r}") from error
+        if played:
+            board.push(move)
+    return Position(board.fen(), (moves[0],), best=moves[1])
 
 
 def labelled(path: Path, pool: EnginePool | None, nodes: int) -> Source:

@@ -14,7 +14,7 @@ import chess
 import chess.engine
 
 from jax_grpo.data.selfplay import in_processes, position_key, sparse_start
-from jax_grpo.position_files import PositionFileError
+from jax_grpo.position_files import PositionFileError, numbered_lines
 from jax_grpo.rookworld_rows import check_fen
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "positions" / "mate_in_one.jsonl"
@@ -110,7 +110,7 @@ def read_mates(path: Path = PACKAGED) -> list[Mate]:
     if not path.is_file():
         raise PositionFileError(f"{path}: no such file; expected JSONL lines of fen and mate")
     mates = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         try:
             row = json.loads(line)

@@ -30,28 +30,33 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(record["settings"], dict) and isinstance(record["finished"], bool)
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise DataError(f"{path} is not a data set's record; give another --out") from error
+    return record
+
+
 def begin(out: Path, settings: Mapping[str, Any], command: list[str]) -> dict[str, Any]:
     """The record of a new set, or that of the set in `out`, which must have been begun with the same settings.
 
     Raises:
-        DataError: `out` is a file, or holds a set of other settings, or shards without a record.
+        DataError: `out` holds a set of other settings, or shards without a record.
     """
     path = out / FILE
-    if out.exists() and not out.is_dir():
-        raise DataError(f"--out {out} is a file; expected a folder, new or of the same set")
     settings = json.loads(json.dumps(dict(settings)))  # as it will be read back
     if path.is_file():
-        record = json.loads(path.read_text(encoding="utf-8"))
-        begun = record.get("settings")
+        record = _read(path)
+        begun = record["settings"]
         if begun != settings:
-            begun = begun if isinstance(begun, dict) else {}
             names = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
             told = "; ".join(f"{name} {begun.get(name)!r}, now {settings.get(name)!r}" for name in names)
             raise DataError(f"{out} holds a set begun with {told}: give the same options to go on, or another --out")
         return record
     if any(out.glob("*.parquet")):
         raise DataError(f"{out} holds Parquet files but no {FILE}, so it cannot be continued: give another --out")
-    out.mkdir(parents=True, exist_ok=True)
     record = {
         "command": shlex.join(["python", "-m", "jax_grpo.data", *command]),
         "settings": settings,

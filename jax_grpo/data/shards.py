@@ -126,7 +126,9 @@ def _restore(out: Path, source: Source) -> _State:
                 table = _read(out / shard_name(split, state.number), source.schema)
                 state.seen.update(_digest(source.key(row)) for row in table.to_pylist())
                 state.rows[split] += table.num_rows
-        metadata = pq.read_schema(path).metadata
+        metadata = pq.read_schema(path).metadata or {}
+        if b"next_batch" not in metadata:
+            raise DataError(f"{path} was not written by this program; give another --out")
         finished = metadata[b"finished"] == b"1"
         state = state._replace(number=state.number + 1, batch=int(metadata[b"next_batch"]), finished=finished)
     return state
