@@ -6,7 +6,7 @@ Every implementation starts from the same weights and reports the loss of its fi
 """
 
 import tempfile
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from jax_grpo.bench.harness import Bench, Prepared, main
 from jax_grpo.bench.update_problem import ABOUT, POSITIONS, PROBLEMS, Problem, arrays, config_of, flops_of, weights
 
 MICRO_BATCHES = 4
+Remat = bool | Literal["dots"]
 
 
-def jax_parts(problem: Problem, **update: Any):
+def jax_parts(problem: Problem, remat: Remat = False, **update: Any):
     """(graphdef, parameters, batch) of the problem in this project's layout, and its config."""
     import jax.numpy as jnp
     from flax import nnx
@@ -28,7 +29,9 @@ def jax_parts(problem: Problem, **update: Any):
     sizes = GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, POSITIONS)
     config = config_of(problem, **update)
     dtype = jnp.dtype(problem.dtype)
-    graphdef = nnx.split(nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype)), nnx.Param)[0]
+    graphdef = nnx.split(
+        nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat)), nnx.Param
+    )[0]
     found = weights(problem)
     found[EMBEDDING] = np.pad(found[EMBEDDING], ((0, sizes.padded_vocab_size - sizes.vocab_size), (0, 0)))
     flat = nnx.to_flat_state(abstract_params(sizes))
@@ -48,14 +51,17 @@ def jax_parts(problem: Problem, **update: Any):
     return graphdef, params, batch, config
 
 
-def _jax(name: str, head: dict[str, Any], **update: Any) -> Prepared:
+def jax_step(
+    name: str, head: dict[str, Any], *, dtype: str | None = None, remat: Remat = False, **update: Any
+) -> Prepared:
+    """This project's step with an LM head, and where given another compute dtype, recomputation or `update` settings."""
     import jax
 
     from jax_grpo.config import Config
     from jax_grpo.update import init_state, make_update
 
-    problem = PROBLEMS[name]
-    graphdef, params, batch, config = jax_parts(problem, **update)
+    problem = PROBLEMS[name]._replace(dtype=dtype or PROBLEMS[name].dtype)
+    graphdef, params, batch, config = jax_parts(problem, remat, **update)
     config = Config.model_validate(config.model_dump() | {"lm_head": head})
     step = make_update(graphdef, config, config.optimizer_steps())
     kept = {"state": init_state(params, config)}
@@ -189,9 +195,9 @@ BENCH = Bench(
     "jax_grpo.bench.update",
     "The optimiser step beside torch_ref (eager, compiled) and TRL, same weights and batch.",
     {
-        "jax_grpo": lambda name: _jax(name, MATERIALISED),
-        "jax_grpo-chunked": lambda name: _jax(name, CHUNKED),
-        "jax_grpo-micro-batches": lambda name: _jax(name, MATERIALISED, micro_batches=MICRO_BATCHES),
+        "jax_grpo": lambda name: jax_step(name, MATERIALISED),
+        "jax_grpo-chunked": lambda name: jax_step(name, CHUNKED),
+        "jax_grpo-micro-batches": lambda name: jax_step(name, MATERIALISED, micro_batches=MICRO_BATCHES),
         "torch_ref": lambda name: _torch_ref(name, compiled=False),
         "torch_ref-compiled": lambda name: _torch_ref(name, compiled=True),
         "TRL": _trl,
