@@ -9,6 +9,7 @@ was stopped goes on where it was; `--fresh` begins again.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -51,11 +52,17 @@ def accelerated() -> bool:
 def run(entry: Entry, file: Path, seconds: float) -> str | None:
     """Runs a benchmark that writes its data to `file`; returns why it has no, or not all, results."""
     command = [sys.executable, "-m", f"jax_grpo.bench.{entry.module}", *entry.arguments, "--json", str(file)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds, env=os.environ)
-    except subprocess.TimeoutExpired:
-        return f"stopped: the suite's minutes were over after {seconds:.0f} s of it"
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        try:
+            _, said = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(
+                child.pid, signal.SIGKILL
+            )  # its variant's process too, which would go on beside the next benchmark
+            return f"stopped: the suite's minutes were over after {seconds:.0f} s of it"
+    return None if child.returncode == 0 else (said.strip().splitlines() or ["no output"])[-1][:300]
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
