@@ -160,9 +160,9 @@ def main(argv: list[str] | None = None) -> None:
                         f"{program.name:8} {over:7} {size:4} {last['median_ms']:9.1f} ms {last['bytes'] / 1e6:8.1f} MB",
                         flush=True,
                     )
-        record["exponents"] = exponents(record["points"])
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+            record["exponents"] = exponents(record["points"])
+            if arguments.json:  # after each size: a run that is stopped leaves what it has
+                Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
     for fit in record["exponents"]:
         print(
             f"{fit['program']:8} {fit['what']:12} over {fit['over']:7} {fit['found']:5.2f}  expected {fit['expected']}"
