@@ -379,6 +379,21 @@ class CheckpointConfig(Section):
     """TRL: greater_is_better."""
 
 
+class ProfileConfig(Section):
+    """JAX's profiler, into the run folder's `profile/`."""
+
+    memory: bool = False
+    """Save what is alive in device memory, for pprof, after each iteration of trace_steps; without those, after the first."""
+    trace_steps: Annotated[list[CountOrZero], Field(min_length=2, max_length=2)] | None = None
+    """[a, b]: trace iterations a <= i < b; the first one compiles, so a = 2 or more shows training. null: none."""
+
+    @pydantic.model_validator(mode="after")
+    def _ordered(self) -> "ProfileConfig":
+        if self.trace_steps is not None and self.trace_steps[0] >= self.trace_steps[1]:
+            raise ValueError(f"profile.trace_steps {self.trace_steps} must be [first, last] with first below last")
+        return self
+
+
 class Config(Section):
     """A training run."""
 
@@ -400,6 +415,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    profile: ProfileConfig = ProfileConfig()
     record_batches: CountOrZero = 0
     """Iterations whose batch is written for `jax_grpo.replay`."""
 

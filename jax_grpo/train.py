@@ -26,6 +26,7 @@ from jax_grpo.health_log import HealthLog
 from jax_grpo.metrics import MetricsError, MetricsLog
 from jax_grpo.out_of_memory import DeviceOutOfMemory
 from jax_grpo.phases import Watchdog
+from jax_grpo.profiling import Profiler
 from jax_grpo.prompts import load_positions
 from jax_grpo.resume import (
     CHECKPOINTS,
@@ -140,12 +141,14 @@ def run_iterations(
     def save() -> None:
         checkpoints.save(done, trainer.state, trainer.manifest(done, log.position()), latest)
 
+    profiler = Profiler(config.profile, log.path.parent)
     health = HealthLog(log.path.parent, config, trainer.task.component_weights, console.warning)
     with Watchdog(console.note) as watchdog:
         while done < config.iterations and not stop.requested:
             if done == 0 or (config.evaluation.every and done % config.evaluation.every == 0):
                 latest |= evaluate(evaluator, trainer, done, log, console)[1]
-            metrics, scored, batch = trainer.iterate(done, watchdog.begin(done))
+            with profiler.iteration(done):
+                metrics, scored, batch = trainer.iterate(done, watchdog.begin(done))
             watchdog.end()
             latest |= metrics
             log.write(metrics)

@@ -59,7 +59,9 @@ def part_of(live: Live, run: Run, program: Program) -> str:
     alike = [leaf for leaf in weights if tuple(sorted(leaf.shape)) == dims and leaf.ndim >= 2]
     if alike:
         stored = _DTYPES.get(str(alike[0].dtype), "")
-        return "gradients" if program.name == "update" and found.group(1) == stored else "weights cast"
+        # A weight's gradient leaves its matmul in the compute dtype, so that only its maker tells it from a cast weight.
+        gradient = found.group(1) == stored or "transpose(jvp" in live.operation
+        return "gradients" if program.name == "update" and gradient else "weights cast"
     if {run.architecture.vocab_size, run.architecture.padded_vocab_size} & set(dims):
         return "logits"
     if program.name == "rollout" and math.prod(dims) in _cache_sizes(run, program):

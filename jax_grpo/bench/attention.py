@@ -1,0 +1,72 @@
+"""Causal attention, forward and backward: the model's own, XLA's, cuDNN flash attention, and PyTorch's SDPA."""
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.bench.harness import Bench, Prepared, main
+
+# rows, tokens, heads, width of a head; bfloat16 where the device is not a CPU: cuDNN's needs it
+SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64)}
+
+
+def _dtype() -> str:
+    return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+
+
+def _flops(name: str) -> float:
+    rows, tokens, heads, width = SHAPES[name]
+    return 3 * 4.0 * rows * heads * width * tokens * (tokens + 1) / 2
+
+
+def _written_out(q, k, v):
+    """As `model.Attention` does it: scores and softmax in float32."""
+    causal = jnp.tril(jnp.ones((q.shape[1], q.shape[1]), bool))
+    scores = jnp.einsum("btnd,bsnd->bnts", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
+    weights = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(jnp.float32).min), axis=-1).astype(q.dtype)
+    return jnp.einsum("bnts,bsnd->btnd", weights, v)
+
+
+def _jax(name: str, function) -> Prepared:
+    q, k, v = (jax.random.normal(jax.random.key(i), SHAPES[name], _dtype()) for i in range(3))
+    step = jax.jit(jax.grad(lambda q, k, v: jnp.sum(function(q, k, v).astype(jnp.float32)), argnums=(0, 1, 2)))
+    return Prepared(lambda: jax.block_until_ready(step(q, k, v)), {"flops": _flops(name), "dtype": _dtype()})
+
+
+def _library(implementation: Literal["xla", "cudnn"]):
+    return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+
+
+def _sdpa(name: str) -> Prepared:
+    import torch
+
+    rows, tokens, heads, width = SHAPES[name]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (torch.randn(rows, heads, tokens, width, device=device, dtype=dtype).requires_grad_() for _ in range(3))
+
+    def run() -> None:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(out.float().sum(), (q, k, v))
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return Prepared(run, {"flops": _flops(name), "dtype": str(dtype)})
+
+
+BENCH = Bench(
+    "jax_grpo.bench.attention",
+    (__doc__ or "").splitlines()[0],
+    {
+        "model": lambda name: _jax(name, _written_out),
+        "xla": lambda name: _jax(name, _library("xla")),
+        "cudnn": lambda name: _jax(name, _library("cudnn")),
+        "torch-sdpa": _sdpa,
+    },
+    {name: f"{b} rows x {t} tokens, {n} heads of {d}" for name, (b, t, n, d) in SHAPES.items()},
+)
+
+if __name__ == "__main__":
+    main(BENCH)

@@ -1,0 +1,148 @@
+"""What the benchmarks share: each variant in a process of its own, medians of several steps, a table, and the raw data as JSON.
+
+A benchmark is a dict of variants; a variant is a function that prepares one and returns its step. One that fails is
+recorded with its reason, and the others go on. Knows nothing of what is measured.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Step = Callable[[], Any]  # does the work and waits for it
+WARM_UP = 2  # steps, the first of which compiles
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A variant ready to run: `step`, and facts about it (FLOPs, a loss to compare) that go into its record."""
+
+    step: Step
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark.
+
+    Attributes:
+        module: that `python -m` runs.
+        about: one line.
+        variants: by name; a variant takes the problem's name. The first is what the others' times are divided by.
+        problems: by name, one line each.
+    """
+
+    module: str
+    about: str
+    variants: Mapping[str, Callable[[str], Prepared]]
+    problems: Mapping[str, str]
+
+
+def measure(prepared: Prepared, steps: int) -> dict[str, Any]:
+    """Milliseconds of the steps, each waited for, and the most memory that the process and the device held."""
+    started = time.perf_counter()
+    prepared.step()
+    first_s = time.perf_counter() - started
+    for _ in range(WARM_UP - 1):
+        prepared.step()
+    milliseconds = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        prepared.step()
+        milliseconds.append(1e3 * (time.perf_counter() - started))
+    median = statistics.median(milliseconds)
+    unit = 1 if sys.platform == "darwin" else 1024
+    record = {
+        "median_ms": median,
+        "min_ms": min(milliseconds),
+        "max_ms": max(milliseconds),
+        "first_step_s": first_s,
+        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "device_peak_bytes": _device_peak(),
+        **prepared.facts,
+    }
+    if "flops" in record:
+        record["teraflops_per_second"] = record["flops"] / median * 1e-9
+    return record
+
+
+def _device_peak() -> int | None:
+    """Of the libraries that the variant has loaded; None on a CPU, whose allocators keep no count."""
+    if torch := sys.modules.get("torch"):
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    if jax := sys.modules.get("jax"):
+        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return None
+
+
+def run_child(bench: Bench, variant: str, problem: str, steps: int, limit_s: float) -> dict[str, Any]:
+    """A variant's record from a fresh process; `error` when it has none."""
+    command = [sys.executable, "-m", bench.module, "--child", variant, "--problem", problem, "--steps", str(steps)]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {limit_s:.0f} s"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """A line of the table; the ratio is this variant's time over the first one's."""
+    if "error" in record:
+        return f"| {name} | {record['error']} | | | | |"
+    ratio = f"{record['median_ms'] / first['median_ms']:.2f}" if "median_ms" in first else "-"
+    peak = record["device_peak_bytes"] or record["process_peak_bytes"]
+    rate = f"{1000 * record['teraflops_per_second']:.1f}" if "teraflops_per_second" in record else "-"
+    span = f"{record['min_ms']:.1f} to {record['max_ms']:.1f}"
+    return f"| {name} | {record['median_ms']:.1f} | {span} | {ratio} | {peak / 1e6:.0f} | {rate} |"
+
+
+HEADER = "| variant | median ms | min to max | times the first | peak MB | GFLOP/s |\n|---|---|---|---|---|---|"
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were made on."""
+    return {
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def main(bench: Bench, argv: list[str] | None = None) -> None:
+    """The benchmark's command line."""
+    parser = argparse.ArgumentParser(prog=f"python -m {bench.module}", description=bench.about)
+    parser.add_argument("--problem", default=next(iter(bench.problems)), choices=list(bench.problems))
+    parser.add_argument("--variants", default=",".join(bench.variants))
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--limit", type=float, default=600, help="seconds a variant may take")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.child:
+        print(json.dumps(measure(bench.variants[arguments.child](arguments.problem), arguments.steps)))
+        return
+    chosen = arguments.variants.split(",")
+    if unknown := [name for name in chosen if name not in bench.variants]:
+        raise SystemExit(f"--variants {unknown[0]!r}: expected some of {', '.join(bench.variants)}")
+    command = f"python -m {bench.module} {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
+    print(f"# {command}\n# {bench.problems[arguments.problem]}\n{HEADER}")
+    record: dict[str, Any] = {"command": command, "problem": arguments.problem, "machine": machine(), "variants": {}}
+    found = record["variants"]
+    for name in chosen:
+        found[name] = run_child(bench, name, arguments.problem, arguments.steps, arguments.limit)
+        print(row(name, found[name], found[chosen[0]]), flush=True)
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")

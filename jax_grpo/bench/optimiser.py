@@ -1,0 +1,66 @@
+"""AdamW alone over a model's parameters: ours with float32 and bfloat16 first moments, and PyTorch's three ways."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.bench.harness import Bench, Prepared, main
+from jax_grpo.bench.update_problem import ABOUT, PROBLEMS, config_of, weights
+
+
+def _ours(name: str, first_moment: str) -> Prepared:
+    from jax_grpo.optimiser import adamw
+
+    config = config_of(PROBLEMS[name], first_moment_dtype=first_moment)
+    params = {key: jnp.asarray(x) for key, x in weights(PROBLEMS[name]).items()}
+    grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
+    optimiser = adamw(config.update)
+
+    def step(params: Any, moments: Any) -> Any:
+        updates, moments = optimiser.update(grads, moments, params)
+        return jax.tree.map(lambda p, u: p + 1e-6 * u, params, updates), moments
+
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    kept = {"state": (params, optimiser.init(params))}
+
+    def run() -> None:
+        kept["state"] = jax.block_until_ready(jitted(*kept["state"]))
+
+    return Prepared(run, {"parameters": sum(x.size for x in grads.values())})
+
+
+def _torch(name: str, implementation: str) -> Prepared:
+    import torch
+
+    from torch_ref.optimiser import build_optimiser
+
+    module = torch.nn.ParameterList([torch.from_numpy(x) for x in weights(PROBLEMS[name]).values()])
+    module.to("cuda" if torch.cuda.is_available() else "cpu")
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimiser = build_optimiser(module, config_of(PROBLEMS[name]).update, implementation)
+
+    def run() -> None:
+        optimiser.step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    return Prepared(run, {"parameters": sum(x.numel() for x in module.parameters())})
+
+
+BENCH = Bench(
+    "jax_grpo.bench.optimiser",
+    (__doc__ or "").splitlines()[0],
+    {
+        "optax": lambda name: _ours(name, "parameters"),
+        "optax-bfloat16-moment": lambda name: _ours(name, "bfloat16"),
+        "torch-foreach": lambda name: _torch(name, "foreach"),
+        "torch-fused": lambda name: _torch(name, "fused"),
+        "torch-definition": lambda name: _torch(name, "definition"),
+    },
+    ABOUT,
+)
+
+if __name__ == "__main__":
+    main(BENCH)
