@@ -55,12 +55,18 @@ class ModelConfig(Section):
     """Activations and matmuls; softmax, log-probabilities and reductions use at least float32."""
     param_dtype: Dtype = "float32"
     """Master parameters, gradients and optimiser moments."""
-    remat: bool | Literal["dots"] = False
-    """Recompute blocks in the backward pass (TRL: gradient_checkpointing); `dots` keeps the results of their matmuls."""
+    remat: bool = False
+    """Recompute blocks in the backward pass (TRL: gradient_checkpointing)."""
+    remat_keeps: Literal["nothing", "matmuls"] = "nothing"
+    """`remat`: what is kept of a block besides its inputs; `matmuls` are the results of its products with weights."""
 
     @pydantic.model_validator(mode="after")
     def _sizes(self) -> "ModelConfig":
         sizes = ("num_layers", "num_heads", "hidden_size", "max_position_embeddings")
+        if self.remat_keeps != "nothing" and not self.remat:
+            raise ValueError(
+                f"model.remat_keeps {self.remat_keeps} needs model.remat true: without it everything is kept"
+            )
         if self.weights is None:
             missing = [name for name in sizes if getattr(self, name) is None]
             if missing:
@@ -70,6 +76,11 @@ class ModelConfig(Section):
                     f"model.hidden_size {self.hidden_size} must be a multiple of model.num_heads {self.num_heads}"
                 )
         return self
+
+    @property
+    def recomputed(self) -> Literal[False, "all", "dots"]:
+        """What the backward pass recomputes of a block: nothing, everything, or all but its products with weights."""
+        return ("dots" if self.remat_keeps == "matmuls" else "all") if self.remat else False
 
 
 class EngineConfig(Section):

@@ -73,7 +73,7 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
         )
 
     def build() -> GPT2:
-        return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.remat, **dtypes)
+        return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, **dtypes)
 
     if params is None:
         graphdef, params = nnx.split(build(), nnx.Param)

@@ -264,8 +264,8 @@ def _layer_norm(config: GPT2Config, rngs: nnx.Rngs, param_dtype, compute_dtype) 
     )
 
 
-Remat = bool | Literal["dots"]
-_KEPT = {True: None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}  # None: a block's inputs alone
+Remat = Literal[False, "all", "dots"]
+_KEPT = {"all": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}  # None: a block's inputs alone
 
 
 def _recomputed(method: Callable, remat: Remat) -> Callable:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jax_grpo.batch import Batch, FlatTokens, GroupedTokens
 from jax_grpo.config import Config
-from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.model import GPT2, GPT2Config, Remat
 
 TINY = GPT2Config(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=32)
 
@@ -24,7 +24,7 @@ def x64():
         yield
 
 
-def tiny_model(dtype=jnp.float32, seed: int = 0, scale: float = 4.0, remat: bool = False):
+def tiny_model(dtype=jnp.float32, seed: int = 0, scale: float = 4.0, remat: Remat = False):
     """(graphdef, params) of a tiny GPT-2 whose weights are `scale` times GPT-2's, so that logits are not all alike."""
     model = GPT2(TINY, rngs=nnx.Rngs(seed), param_dtype=dtype, compute_dtype=dtype, remat=remat)
     graphdef, params = nnx.split(model, nnx.Param)

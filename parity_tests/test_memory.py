@@ -60,6 +60,7 @@ def test_the_arguments_are_those_that_the_trainer_gives(tmp_path):
     assert planned["update"] == seen["update"][0]
 
 
+@pytest.mark.slow
 def test_parts_sum_to_what_the_device_holds():
     run = run_of(tiny())
     for program in run.programs:

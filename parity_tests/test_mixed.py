@@ -129,6 +129,7 @@ def test_rewards_are_each_tasks_own():
         assert len(set(expected.tolist())) > 1
 
 
+@pytest.mark.slow
 def test_both_implementations_ask_the_same_and_report_under_the_same_names():
     config = load_config(CONFIG, SMALL)
     ours, scored, batch = Trainer(config).iterate(0)

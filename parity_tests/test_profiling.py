@@ -34,6 +34,7 @@ def test_a_run_of_three_iterations_traces_the_chosen_one_and_saves_its_memory(tm
     assert len(losses) == 3
 
 
+@pytest.mark.slow
 def test_without_steps_the_memory_is_that_after_the_first_iteration(tmp_path):
     folder = run(tmp_path / "run", memory=True)
     assert [path.name for path in (folder / "profile").iterdir()] == ["memory_000000.prof"]

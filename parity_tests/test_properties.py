@@ -17,6 +17,7 @@ from jax_grpo.config import Config, ConfigError, TaskConfig, load_config
 from jax_grpo.health import CHECKS, diagnose
 from jax_grpo.position_files import FORMATS, PositionFileError, read_positions
 from jax_grpo.prompts import read_packaged
+from jax_grpo.records import RecordsError
 from jax_grpo.report import render
 from jax_grpo.report_boards import board_svg
 from jax_grpo.report_data import ReportError
@@ -259,7 +260,7 @@ def test_a_report_of_any_files_is_a_page_or_one_clear_error(name, text, tmp_path
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
         page = render([tmp_path])
-    except ReportError as error:
+    except (ReportError, RecordsError) as error:
         assert str(tmp_path) in str(error)
     else:
         page.encode("utf-8")

@@ -89,6 +89,7 @@ def test_a_run_leaves_metrics_weights_config_pictures_and_batches(in_repository,
         assert float(replayed[name]) == pytest.approx(records[0][name], rel=2e-4, abs=2e-6), name
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_seed_are_the_same_and_of_another_seed_are_not(in_repository, tmp_path):
     def rewards(name, seed):
         overrides = [*SMALL, "--run_dir", str(tmp_path / name), "--seed", str(seed), "--evaluation.positions", "0"]

@@ -79,9 +79,7 @@ def at(config: Config, dtype: str, weights: Path) -> Config:
 def both(config: Config, weights: Path) -> tuple[Policy, GPT2]:
     """The same weights in both implementations."""
     dtype = config.model.compute_dtype
-    return load_policy(config.model, config.seed, 1), load_hf(
-        weights, dtype=STORAGE[dtype], remat=bool(config.model.remat)
-    )
+    return load_policy(config.model, config.seed, 1), load_hf(weights, dtype=STORAGE[dtype], remat=config.model.remat)
 
 
 def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, Any], Arrays]:

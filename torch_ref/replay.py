@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         chosen = choices.options(arguments)
         storage = STORAGE[config.model.compute_dtype]
         with choices.computing(chosen):
-            model = choices.prepare(load_hf(arguments.weights, dtype=storage, remat=bool(config.model.remat)), chosen)
+            model = choices.prepare(load_hf(arguments.weights, dtype=storage, remat=config.model.remat), chosen)
             batch = read_batch(arguments.batch, config, dtype=storage, device=chosen.device)
             arrays = replay(config, model, with_logp(batch, model, config), chosen.adamw)
         np.savez(arguments.out, allow_pickle=False, **arrays)

@@ -156,7 +156,7 @@ def load_model(config: Config, tokenizer: Tokenizer) -> GPT2:
     """The config's weights, or GPT-2's initialisation from its seed."""
     sizes, dtype = config.model, MASTERS[config.model.param_dtype]
     if sizes.weights is not None:
-        return load_hf(weights_directory(sizes.weights), dtype=dtype, remat=bool(sizes.remat))
+        return load_hf(weights_directory(sizes.weights), dtype=dtype, remat=sizes.remat)
     architecture = GPT2Config(
         sizes.vocab_size or tokenizer.vocab_size,
         sizes.num_layers or 0,  # the config's own check leaves no null here
@@ -164,7 +164,7 @@ def load_model(config: Config, tokenizer: Tokenizer) -> GPT2:
         sizes.hidden_size or 0,
         sizes.max_position_embeddings or 0,
     )
-    return GPT2(architecture, remat=bool(sizes.remat)).to(dtype).initialise(torch.Generator().manual_seed(config.seed))
+    return GPT2(architecture, remat=sizes.remat).to(dtype).initialise(torch.Generator().manual_seed(config.seed))
 
 
 def _over_steps(steps: list[dict[str, float]]) -> dict[str, float]:

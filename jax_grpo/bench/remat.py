@@ -10,8 +10,8 @@ BENCH = Bench(
     {
         "none": lambda name: jax_step(name, MATERIALISED),
         "dots": lambda name: jax_step(name, MATERIALISED, remat="dots"),
-        "full": lambda name: jax_step(name, MATERIALISED, remat=True),
-        "full-chunked-head": lambda name: jax_step(name, CHUNKED, remat=True),
+        "full": lambda name: jax_step(name, MATERIALISED, remat="all"),
+        "full-chunked-head": lambda name: jax_step(name, CHUNKED, remat="all"),
     },
     ABOUT,
 )

@@ -50,7 +50,7 @@ def report(head: str, rows: int, length: int, remat: bool, target: str) -> aot.R
     config = settings(head, remat)
 
     def build() -> GPT2:
-        return GPT2(GPT2_SMALL, rngs=nnx.Rngs(0), compute_dtype=jnp.bfloat16, remat=remat)
+        return GPT2(GPT2_SMALL, rngs=nnx.Rngs(0), compute_dtype=jnp.bfloat16, remat="all" if remat else False)
 
     graphdef, params = nnx.split(nnx.eval_shape(build), nnx.Param)
     state = jax.eval_shape(lambda params: init_state(params, config), params)

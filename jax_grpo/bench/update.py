@@ -14,7 +14,7 @@ from jax_grpo.bench.harness import Bench, Prepared, main
 from jax_grpo.bench.update_problem import ABOUT, POSITIONS, PROBLEMS, Problem, arrays, config_of, flops_of, weights
 
 MICRO_BATCHES = 4
-Remat = bool | Literal["dots"]
+Remat = Literal[False, "all", "dots"]
 
 
 def jax_parts(problem: Problem, remat: Remat = False, **update: Any):
