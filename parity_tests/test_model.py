@@ -62,7 +62,7 @@ def test_positions_count_real_tokens_only():
     assert position_ids(mask).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 2, 2]]
 
 
-@pytest.mark.parametrize("remat", [False, "all"])
+@pytest.mark.parametrize("remat", [False, pytest.param("all", marks=pytest.mark.slow)])
 def test_grouped_layout_equals_one_row_per_completion(x64, remat):
     graphdef, params = tiny_model(jnp.float64, remat=remat)
     tokens = grouped_tokens()

@@ -99,6 +99,7 @@ def test_two_runs_of_one_seed_are_the_same_and_of_another_seed_are_not(in_reposi
     assert rewards("a", 0) == rewards("b", 0) != rewards("c", 1)
 
 
+@pytest.mark.slow
 def test_minibatches_epochs_and_options_take_their_steps(in_repository, tmp_path):
     for name in ("clip", "sapo"):  # the others differ in one formula, which has its own tests
         overrides = [*SMALL, "--objective.name", name, "--update.epochs", "2", "--update.minibatches", "2", "--kl.adaptive", "true",

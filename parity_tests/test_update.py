@@ -32,13 +32,13 @@ def _flat(batch):
     return dataclasses.replace(batch, tokens=batch.tokens.flat(), **{name: pad(getattr(batch, name)) for name in names})
 
 
-@pytest.mark.parametrize("cuts", [(4,), pytest.param((2, 8), marks=pytest.mark.slow)], ids=["4", "2 and 8"])
+@pytest.mark.slow  # by default test_parity has both implementations agree at one and at two micro-batches
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_any_number_of_micro_batches_gives_the_same_gradient(aggregation, cuts, x64):
+def test_any_number_of_micro_batches_gives_the_same_gradient(aggregation, x64):
     graphdef, params = tiny_model(jnp.float64)
     batch = training_batch(graphdef, params, dtype=jnp.float64)
     results = []
-    for parts in (1, *cuts):
+    for parts in (1, 2, 4, 8):
         settings = config(
             objective={"aggregation": aggregation}, update={"learning_rate": 1e-3, "micro_batches": parts}
         )
