@@ -74,8 +74,9 @@ class Console:
         for mode in ("greedy", "sampled"):
             parts = [
                 f"{name.removeprefix(f'eval/{mode}/')} {value:.3f}"
+                for last in EVALUATED
                 for name, value in metrics.items()
-                if name.startswith(f"eval/{mode}/") and name.rpartition("/")[2] in EVALUATED
+                if name.startswith(f"eval/{mode}/") and name.rpartition("/")[2] == last
             ]
             shown.append(f"{mode}: {', '.join(parts)}")
         self._rich.print(
