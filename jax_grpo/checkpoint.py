@@ -24,7 +24,7 @@ from flax import nnx
 
 from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint_files import CheckpointError
-from jax_grpo.config import CheckpointConfig
+from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.model import GPT2Config
 from jax_grpo.weights import abstract_params
 

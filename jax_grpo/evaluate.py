@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax_grpo.checkpoint_files import CheckpointError, is_checkpoint
-from jax_grpo.config import EngineConfig
 from jax_grpo.config_files import weights_directory
+from jax_grpo.config_sections import EngineConfig
 from jax_grpo.evaluation.comparison import FORMAT, REPORT, compare, comparison_page, read_report
 from jax_grpo.evaluation.games import pgn
 from jax_grpo.evaluation.generation import EvaluationError

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config import KLConfig
+from jax_grpo.config_sections import KLConfig
 
 MAX_LOG_CHANGE = 0.2  # of beta in one step, either way
 

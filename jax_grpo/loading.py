@@ -8,8 +8,9 @@ from flax import nnx
 
 from jax_grpo.checkpoint import load_params as load_checkpoint
 from jax_grpo.checkpoint_files import is_checkpoint
-from jax_grpo.config import ConfigError, ModelConfig
+from jax_grpo.config import ConfigError
 from jax_grpo.config_files import weights_directory
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.weights import load_hf

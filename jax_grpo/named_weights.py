@@ -11,8 +11,8 @@ import jax
 
 from jax_grpo.checkpoint import content_hash
 from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
-from jax_grpo.config import ModelConfig
 from jax_grpo.config_files import require_weights, weights_directory
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.loading import Policy, load_policy
 from jax_grpo.weights import WeightsError, read_config
 

@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 
 from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
-from jax_grpo.config import ModelConfig
 from jax_grpo.config_files import require_weights, weights_directory
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2
 from jax_grpo.rollout import PromptTokens, decode_completions, encode_prompts, make_generate

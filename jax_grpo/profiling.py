@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from jax_grpo.config import ProfileConfig
+from jax_grpo.config_sections import ProfileConfig
 
 FOLDER = "profile"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_grpo.config import PromptsConfig
+from jax_grpo.config_sections import PromptsConfig
 from jax_grpo.data.reading import read_set
 from jax_grpo.position_files import PositionFileError, read_positions
 from jax_grpo.sft_rows import random_positions

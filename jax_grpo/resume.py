@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.checkpoint_files import CheckpointError
-from jax_grpo.config import CheckpointConfig, Config
+from jax_grpo.config import Config
+from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.run_folder import read_record
 
 PROGRAM = "python -m jax_grpo.train"

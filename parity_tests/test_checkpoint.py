@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint import Checkpoints, abstract, content_hash, load_params, restore
 from jax_grpo.checkpoint_files import CheckpointError
-from jax_grpo.config import CheckpointConfig
+from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.update import init_state
 from jax_grpo.weights import abstract_params
 
@@ -250,7 +250,7 @@ def test_state_saved_on_one_device_is_restored_onto_four_and_back(tmp_path):
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         from jax_grpo import checkpoint_files as files
         from jax_grpo.checkpoint import Checkpoints, content_hash, restore
-        from jax_grpo.config import CheckpointConfig
+        from jax_grpo.config_sections import CheckpointConfig
         folder = Path(sys.argv[1])
         content = files.verify(folder / "000001")
         mesh = Mesh(np.array(jax.devices()), ("data",))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jax_grpo.config import PromptsConfig, TaskConfig
+from jax_grpo.config_sections import PromptsConfig, TaskConfig
 from jax_grpo.data import selfplay
 from jax_grpo.data.__main__ import main
 from jax_grpo.data.arbiter import SCHEMA, Options, game_rows, illegal_move, seeded_game

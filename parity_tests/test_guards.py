@@ -16,7 +16,7 @@ import pytest
 from conftest import config
 
 from jax_grpo import phases as phases_module
-from jax_grpo.config import TaskConfig
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.out_of_memory import DeviceOutOfMemory, explained, next_micro_batches
 from jax_grpo.phases import Phases, Watchdog
 from jax_grpo.run_folder import RunFolder, RunFolderError, read_record, record_finish, record_start

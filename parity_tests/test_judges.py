@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, g
 from trl import GRPOConfig, GRPOTrainer
 
 from jax_grpo.advantages import combined_advantages, group_advantages
-from jax_grpo.config import AdvantageConfig
+from jax_grpo.config_sections import AdvantageConfig
 from jax_grpo.optimiser import schedule
 from jax_grpo.weights import to_hf
 from torch_ref.advantages import component_advantages

@@ -12,7 +12,8 @@ from flax import nnx, struct
 from jax.extend.core import jaxprs_in_params
 
 from jax_grpo.batch import Batch
-from jax_grpo.config import Config, ConfigError, ModelConfig, load_config
+from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS, chunked
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.scores import Scores, StaleScores, reuse

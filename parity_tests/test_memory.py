@@ -160,10 +160,8 @@ def test_bfloat16_reference_and_moment_take_half():
     assert plain["moments"] - small["moments"] == plain["parameters"] / 2
 
 
-@needs_plugin
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*4090*.yaml")), ids=lambda path: path.stem)
-def test_configs_named_for_the_4090_fit_with_two_gigabytes_to_spare(path, tmp_path):
-    file = tmp_path / "report.json"
+def compiled_report(path: Path, file: Path) -> dict:
+    """The report of a config for an RTX 4090, from a process of its own."""
     command = [
         sys.executable,
         "-m",
@@ -178,28 +176,20 @@ def test_configs_named_for_the_4090_fit_with_two_gigabytes_to_spare(path, tmp_pa
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    spare = json.loads(file.read_text())["spare"]
+    return json.loads(file.read_text())
+
+
+@needs_plugin
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*4090*.yaml")), ids=lambda path: path.stem)
+def test_configs_named_for_the_4090_fit_with_two_gigabytes_to_spare(path, tmp_path):
+    spare = compiled_report(path, tmp_path / "report.json")["spare"]
     print(f"{path.stem}: {spare / 1e9:.2f} GB to spare (at least {SPARE / 1e9:.0f})")
     assert spare >= SPARE
 
 
 @needs_plugin
 def test_the_batch_that_an_earlier_system_could_not_train_needs_two_gigabytes(tmp_path):
-    file = tmp_path / "report.json"
-    command = [
-        sys.executable,
-        "-m",
-        "jax_grpo.memory",
-        "--config",
-        str(CONFIGS / "bench_8x174.yaml"),
-        "--json",
-        str(file),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"JAX_PLATFORMS": "cpu"}
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(file.read_text())
+    found = compiled_report(CONFIGS / "bench_8x174.yaml", tmp_path / "report.json")
     print(f"{found['total'] / 1e9:.3f} GB (at most 2.2, with the reference resident)")
     assert found["total"] <= 2.2e9 and found["resident"]["reference"] > 0
 

@@ -9,7 +9,8 @@ from conftest import TINY, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_grpo.config import ConfigError, TaskConfig, load_config
+from jax_grpo.config import ConfigError, load_config
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.prompts import read_packaged
 from jax_grpo.records import read_records
 from jax_grpo.rollout import encode_prompts, make_generate

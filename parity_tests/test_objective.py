@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_grpo import objective
-from jax_grpo.config import KLConfig, ObjectiveConfig
+from jax_grpo.config_sections import KLConfig, ObjectiveConfig
 
 RNG = np.random.default_rng(0)
 B, S = 6, 7

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jax_grpo.config import PromptsConfig
+from jax_grpo.config_sections import PromptsConfig
 from jax_grpo.position_files import PositionFileError, read_positions
 from jax_grpo.prompts import PACKAGED, PromptDataset, load_positions, read_packaged, selfplay_positions
 from jax_grpo.rookworld_rows import PolicyRow, format_policy_row

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.config import Config, ConfigError, TaskConfig, load_config
+from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.health import CHECKS, diagnose
 from jax_grpo.position_files import FORMATS, PositionFileError, read_positions
 from jax_grpo.prompts import read_packaged

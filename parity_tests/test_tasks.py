@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.config import EngineConfig, TaskConfig
+from jax_grpo.config_sections import EngineConfig, TaskConfig
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import random_positions
 from jax_grpo.tasks import TASKS

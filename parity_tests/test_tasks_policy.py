@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.config import TaskConfig
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.prompts import read_packaged
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.policy import PolicyTask, legal_moves, parse_full

@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 
 import jax_grpo
-from jax_grpo.config import ModelConfig
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.data.mates import read_mates
 from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2, GPT2Config

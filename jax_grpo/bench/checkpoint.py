@@ -21,7 +21,8 @@ import jax
 
 from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint import Checkpoints, abstract, restore
-from jax_grpo.config import CheckpointConfig, load_config
+from jax_grpo.config import load_config
+from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.run_folder import hardware
 from jax_grpo.trainer import Trainer
 

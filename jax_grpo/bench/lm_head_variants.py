@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.config import ObjectiveConfig
+from jax_grpo.config_sections import ObjectiveConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS, chunked
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import WHOLE, RowStatistics, Tiling

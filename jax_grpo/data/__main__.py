@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from jax_grpo.config import EngineConfig
+from jax_grpo.config_sections import EngineConfig
 from jax_grpo.data import arbiter, black_labels, files, mates, provenance, selfplay
 from jax_grpo.data.shards import SPLITS, DataError, Progress, Source, write_shards
 from jax_grpo.position_files import PositionFileError, read_positions

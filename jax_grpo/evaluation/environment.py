@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from jax_grpo.config import TaskConfig
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Position, Prompt
 from jax_grpo.tasks.environment import EnvironmentTask, plain_number, similarity
 

@@ -6,7 +6,7 @@ Labels are the engine's moves, best first; the best move is the first for both c
 from collections.abc import Sequence
 from typing import Any
 
-from jax_grpo.config import TaskConfig
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.environment import plain_number

@@ -13,8 +13,9 @@ from flax import nnx
 
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
 from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
-from jax_grpo.config import Config, ModelConfig
+from jax_grpo.config import Config
 from jax_grpo.config_files import weights_directory
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.loading import random_architecture
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy

@@ -1,6 +1,6 @@
 """Verifiable tasks by their config name. A new task is one new file and one line here."""
 
-from jax_grpo.config import TaskConfig
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask
 from jax_grpo.tasks.mixed import MixedTask

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import chess
 import chess.engine
 
-from jax_grpo.config import EngineConfig
+from jax_grpo.config_sections import EngineConfig
 
 MATE_PAWNS = 100.0  # a forced mate, in pawns, less one hundredth a move to the mate
 ATTEMPTS = 3  # engines tried on one position before giving up

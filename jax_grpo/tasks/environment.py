@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import chess
 import numpy as np
 
-from jax_grpo.config import TaskConfig
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
 from jax_grpo.tasks.stop import environment_stop
 

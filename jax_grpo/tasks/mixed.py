@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jax_grpo.config import MixturePart
+from jax_grpo.config_sections import MixturePart
 from jax_grpo.tasks.base import Position, Prompt, Task, total_reward
 from jax_grpo.tasks.stop import union
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import chess
 import numpy as np
 
-from jax_grpo.config import TaskConfig
+from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
