@@ -59,6 +59,8 @@ class Config(Section):
     profile: ProfileConfig = ProfileConfig()
     record_batches: CountOrZero = 0
     """Iterations whose batch is written for `jax_grpo.replay`."""
+    compilation_cache: Text | None = "~/.cache/jax_grpo"
+    """Folder of compiled programs, which the next run takes from there; null: none. JAX_COMPILATION_CACHE_DIR goes before it."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Config":

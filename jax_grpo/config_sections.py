@@ -192,6 +192,8 @@ class RolloutConfig(Section):
     """Keep tokens of at least this share of the likeliest one's probability; 0: off."""
     repetition_penalty: Positive = 1.0
     """Divides positive logits of seen tokens and multiplies negative ones; 1: off."""
+    compaction: bool = True
+    """Decode only half of the prompts once the others' completions have all stopped; changes no token."""
 
 
 class AdvantageConfig(Section):

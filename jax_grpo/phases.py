@@ -27,11 +27,13 @@ class Phases:
         self.seconds: dict[str, float] = {}
         self.running: tuple[str, float] | None = None  # its name and start; left in place when it raises
 
-    def run(self, name: str, work: Callable[[], Any]) -> Any:
-        """Result of `work()`, blocked until its arrays are ready."""
+    def run(self, name: str, work: Callable[[], Any], *, wait: bool = True) -> Any:
+        """Result of `work()`, blocked until its arrays are ready unless the device is to go on beside the next phase."""
         started = time.perf_counter()
         self.running = (name, started)
-        result = jax.block_until_ready(work())
+        result = work()
+        if wait:
+            jax.block_until_ready(result)
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
         self.running = None
         return result

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config
 from jax_grpo.optimiser import STORED
-from jax_grpo.rollout import make_generate, padded_length
+from jax_grpo.rollout import Rollout, make_generate, padded_length
 from jax_grpo.sampling import Sampling
 from jax_grpo.tasks.base import Task
 from jax_grpo.tokenizer import Tokenizer
@@ -46,6 +47,7 @@ def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Tas
         ),
         stop_table_SV=task.stop_rule.token_table(tokenizer),
         accept_state=task.stop_rule.accept,
+        compacts=settings.compaction,
     )
     return Programs(generate, make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps()))
 
@@ -58,6 +60,18 @@ def context(config: Config) -> int:
 def padded_prompt(config: Config) -> int:
     """Tokens of the widest bucket of prompts."""
     return padded_length(config.prompts.max_prompt_tokens)
+
+
+def unscored(ids_PT: jax.Array, mask_PT: jax.Array, rollout: Rollout) -> Batch:
+    """The batch of prompts and their completions before anything is known of them: no cached values, advantages 0."""
+    rows = (-1, rollout.completion_mask_PGC.shape[-1])
+    return Batch(
+        tokens=GroupedTokens(ids_PT, mask_PT, rollout.completion_ids_PGC, rollout.completion_mask_PGC),
+        mask_BS=rollout.completion_mask_PGC.reshape(rows),
+        advantages_B=jnp.zeros(rollout.stopped_PG.size, jnp.float32),
+        stopped_B=rollout.stopped_PG.reshape(-1),
+        sampling_logp_BS=rollout.sampling_logp_PGC.reshape(rows),
+    )
 
 
 def needs_old_logp(config: Config) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jax_grpo import pictures
+from jax_grpo import compilation, pictures
 from jax_grpo.batch import Batch, record
 from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.checkpoint_files import CheckpointError
@@ -93,6 +93,7 @@ def train(
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
         changes = require_same_run(origin, config) if origin else []
         first = origin.iteration if origin else 0
+        compilation.keep_programs(config.compilation_cache)
         trainer = Trainer(config)
         cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
         evaluator = make_evaluator(trainer)
@@ -154,6 +155,8 @@ def run_iterations(
             log.write(metrics)
             components = applicable(scored.components, scored.prompts)
             log.histograms(done, {f"reward/{name}": values for name, values in components.items()})
+            if compiled := compilation.line(metrics):
+                console.note(compiled)
             console.iteration(metrics)
             health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:

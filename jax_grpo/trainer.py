@@ -12,13 +12,14 @@ import numpy as np
 from jax_grpo import advantages, flops
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
 from jax_grpo.checkpoint import abstract, content_hash, restore
+from jax_grpo.compilation import Compilations
 from jax_grpo.config import Config
 from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
 from jax_grpo.metrics import peak_memory
 from jax_grpo.out_of_memory import explained
 from jax_grpo.phases import Phases
-from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy
+from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.resume import Origin, require_same_data
 from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts
@@ -73,13 +74,18 @@ class Trainer:
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
         phases = phases or Phases()
+        self._compilations = Compilations()
         started = time.perf_counter()
         with explained(phases, self.config):
-            scored = self._rollout_and_score(iteration, phases)
-            batch, flat_B = phases.run("score", lambda: self._make_batch(scored))
+            prompts, rollout, bare = self._generate(iteration, phases)
+            # Log-probabilities need no rewards: the device computes them while the host computes those.
+            cached = phases.run("score", lambda: self._with_logps(bare), wait=False)
+            scored = phases.run("reward", lambda: self._reward(prompts, rollout, bare))
+            batch, flat_B = phases.run("score", lambda: self._with_advantages(cached, scored))
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
         seconds = time.perf_counter() - started
-        return self._metrics(iteration, scored, flat_B, steps, phases.seconds, seconds), scored, batch
+        metrics = self._metrics(iteration, scored, flat_B, steps, phases.seconds, seconds)
+        return metrics | self._compilations.metrics(), scored, batch
 
     def restore(self, origin: Origin) -> None:
         """Puts the checkpoint's state in the place of the fresh one, which is freed first: two do not fit everywhere.
@@ -116,27 +122,27 @@ class Trainer:
             texts = [prompt.text for prompt in self._prompts(iteration)[1]]
             encode_fitting(texts, self.tokenizer, self.config.prompts.max_prompt_tokens)
 
-    def _rollout_and_score(self, iteration: int, phases: Phases) -> Scored:
-        config, group = self.config, self.config.rollout.group_size
+    def _generate(self, iteration: int, phases: Phases) -> tuple[list[Prompt], Rollout, Batch]:
+        """The prompt of each completion, the completions, and their bare batch; the task prepares for scoring meanwhile."""
+        config = self.config
         indices, prompts = self._prompts(iteration)
         ids_PT, mask_PT = encode_prompts([p.text for p in prompts], self.tokenizer, config.prompts.max_prompt_tokens)
         states_P = np.array([p.start_state for p in prompts], np.int32)
         numbers_P = np.array(indices, np.int32)
         caps_P = caps(prompts, config.rollout.max_new_tokens)
-        rollout = phases.run(
-            "rollout",
-            lambda: self.generate(
-                self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration), caps_P
-            ),
-        )
-        repeated = [prompt for prompt in prompts for _ in range(group)]
-        completions, components, rewards_B = phases.run("reward", lambda: self._reward(repeated, rollout))
-        tokens = GroupedTokens(
-            jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout.completion_ids_PGC, rollout.completion_mask_PGC
-        )
-        return Scored(repeated, completions, components, rewards_B, rollout, tokens)
 
-    def _reward(self, prompts: list[Prompt], rollout: Rollout) -> tuple[list[str], dict[str, np.ndarray], np.ndarray]:
+        def generate() -> Rollout:
+            rollout = self.generate(
+                self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration), caps_P
+            )
+            self.task.prepare(prompts)
+            return rollout
+
+        rollout = phases.run("rollout", generate)
+        repeated = [prompt for prompt in prompts for _ in range(config.rollout.group_size)]
+        return repeated, rollout, unscored(jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout)
+
+    def _reward(self, prompts: list[Prompt], rollout: Rollout, batch: Batch) -> Scored:
         """Stop-truncated texts, their raw components [B], and the weighted sum with penalties."""
         config = self.config
         completions = [
@@ -153,42 +159,39 @@ class Trainer:
                     lengths_B, jnp.asarray(caps(prompts, config.rollout.max_new_tokens)), penalty.length, penalty.weight
                 )
             )
-        return completions, components, rewards_B
+        assert isinstance(batch.tokens, GroupedTokens)
+        return Scored(prompts, completions, components, rewards_B, rollout, batch.tokens)
 
-    def _make_batch(self, scored: Scored) -> tuple[Batch, np.ndarray]:
-        """The iteration's batch with advantages and cached log-probabilities, and which rows have no signal."""
-        config, rollout = self.config, scored.rollout
-        group_ids_B = self.group_ids()
-        if config.advantage.components == "sum_first":
-            advantages_B, flat_B = advantages.group_advantages(
-                jnp.asarray(scored.rewards_B), jnp.asarray(group_ids_B), config.advantage
-            )
+    def _with_logps(self, batch: Batch) -> Batch:
+        """The batch with the log-probabilities, and entropies, that updates read from it."""
+        config = self.config
+        old_logp_BS = entropy_BS = ref_logp_BS = None
+        if needs_old_logp(config):
+            old_logp_BS, entropy_BS = self.score(self.state.params, batch)
+        if self.reference is not None:
+            ref_logp_BS, _ = self.score(self.reference, batch)
+        return dataclasses.replace(
+            batch,
+            old_logp_BS=old_logp_BS,
+            entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None,
+            ref_logp_BS=ref_logp_BS,
+        )
+
+    def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:
+        """The batch to train on, and which of its rows have no signal."""
+        group_ids_B, config = jnp.asarray(self.group_ids()), self.config.advantage
+        if config.components == "sum_first":
+            advantages_B, flat_B = advantages.group_advantages(jnp.asarray(scored.rewards_B), group_ids_B, config)
         else:
             weights = self.task.component_weights
             names = [name for name in scored.components if weights.get(name)]
             advantages_B, flat_B = advantages.combined_advantages(
                 jnp.stack([jnp.asarray(scored.components[name]) for name in names]),
                 jnp.array([weights[name] for name in names]),
-                jnp.asarray(group_ids_B),
-                config.advantage,
+                group_ids_B,
+                config,
             )
-        rows = (-1, config.rollout.max_new_tokens)
-        batch = Batch(
-            tokens=scored.tokens,
-            mask_BS=rollout.completion_mask_PGC.reshape(rows),
-            advantages_B=advantages_B,
-            stopped_B=rollout.stopped_PG.reshape(-1),
-            sampling_logp_BS=rollout.sampling_logp_PGC.reshape(rows),
-        )
-        if needs_old_logp(config):
-            old_logp_BS, entropy_BS = self.score(self.state.params, batch)
-            batch = dataclasses.replace(
-                batch, old_logp_BS=old_logp_BS, entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None
-            )
-        if self.reference is not None:
-            ref_logp_BS, _ = self.score(self.reference, batch)
-            batch = dataclasses.replace(batch, ref_logp_BS=ref_logp_BS)
-        return batch, np.asarray(flat_B)
+        return dataclasses.replace(batch, advantages_B=advantages_B), np.asarray(flat_B)
 
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""
@@ -256,6 +259,8 @@ class Trainer:
         }
         work = flops.completions_work(scored.tokens.prompt_mask_PT, scored.tokens.completion_mask_PGC)  # pyright: ignore
         peak = flops.device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
-        out |= flops.rates(self.policy.architecture, work, passes, seconds, peak)
+        # Scoring ran beside the rewards: its own time is not known, at most the two phases'.
+        spans = seconds | {"score": seconds["score"] + seconds["reward"]}
+        out |= flops.rates(self.policy.architecture, work, passes, spans, peak)
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out

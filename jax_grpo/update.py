@@ -186,4 +186,8 @@ def make_step(graphdef, config: Config, total_steps: int):
 def make_update(graphdef, config: Config, total_steps: int):
     """Jitted `update(state, batch) -> (state, metrics)`; donates the state."""
     step = make_step(graphdef, config, total_steps)
-    return jax.jit(lambda state, batch: step(state, batch)[:2], donate_argnums=0)
+
+    def update(state, batch):
+        return step(state, batch)[:2]
+
+    return jax.jit(update, donate_argnums=0)

@@ -29,7 +29,7 @@ from jax_grpo.train import main, train
 from jax_grpo.weights import load_hf
 
 ITERATIONS = 16
-TIMES = ("time/", "memory/", "tokens_per_second", "flops_per_second/", "mfu/")
+TIMES = ("time/", "memory/", "tokens_per_second", "flops_per_second/", "mfu/", "compile/")
 CONFIG = """
 iterations: 16
 run_dir: unused

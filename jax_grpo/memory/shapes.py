@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo.batch import Batch, GroupedTokens, cut, take
+from jax_grpo.batch import Batch, cut, take
 from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
 from jax_grpo.config import Config
 from jax_grpo.config_files import weights_directory
 from jax_grpo.config_sections import ModelConfig
 from jax_grpo.loading import random_architecture
 from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy
+from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored
 from jax_grpo.tasks import make_task
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.update import TrainState, init_state
@@ -111,29 +111,19 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
     asked = (params, *prompt, int32(prompts), int32(prompts), int32(), int32(), int32(prompts))
     found = [Program("rollout", programs.generate, asked, ("parameters",))]
     rollout = jax.eval_shape(programs.generate, *asked)
-
-    def batch_of(rollout: Any, ids_PT: Any, mask_PT: Any) -> Batch:
-        rows = (-1, config.rollout.max_new_tokens)
-        return Batch(
-            tokens=GroupedTokens(ids_PT, mask_PT, rollout.completion_ids_PGC, rollout.completion_mask_PGC),
-            mask_BS=rollout.completion_mask_PGC.reshape(rows),
-            advantages_B=jnp.zeros(rollout.stopped_PG.size, jnp.float32),
-            stopped_B=rollout.stopped_PG.reshape(-1),
-            sampling_logp_BS=rollout.sampling_logp_PGC.reshape(rows),
-        )
-
-    batch: Batch = jax.eval_shape(batch_of, rollout, *prompt)
+    bare: Batch = jax.eval_shape(unscored, *prompt, rollout)
+    batch = bare
     if needs_old_logp(config):
-        found.append(Program("score", programs.score, (params, batch), ("parameters",)))
-        logp, entropy = jax.eval_shape(programs.score, params, batch)
+        found.append(Program("score", programs.score, (params, bare), ("parameters",)))
+        logp, entropy = jax.eval_shape(programs.score, params, bare)
         kept = entropy if config.objective.entropy_quantile > 0 else None
         batch = dataclasses.replace(batch, old_logp_BS=logp, entropy_BS=kept)
     resident = {"parameters": size(params), "moments": size(state.opt_state)}
     if config.kl.beta > 0:
         reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
-        found.append(Program("reference", programs.score, (reference, batch), ("reference",)))
+        found.append(Program("reference", programs.score, (reference, bare), ("reference",)))
         resident["reference"] = size(reference)
-        batch = dataclasses.replace(batch, ref_logp_BS=jax.eval_shape(programs.score, reference, batch)[0])
+        batch = dataclasses.replace(batch, ref_logp_BS=jax.eval_shape(programs.score, reference, bare)[0])
     piece = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
     found.append(Program("update", programs.update, (state, piece), ("parameters", "moments")))
     return Run(tuple(found), resident, sizes, assumed)

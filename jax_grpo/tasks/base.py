@@ -73,6 +73,10 @@ class Task(Protocol):
         """Raw components [B] float32 of stop-truncated completions, by name, in the order of `component_weights`."""
         ...
 
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Called while completions of the prompts are generated: work for `score` that does not need them. May do nothing."""
+        ...
+
     def close(self) -> None:
         """Ends whatever the task started (engine processes)."""
         ...

@@ -93,6 +93,9 @@ class EnvironmentTask:
         self.component_weights = with_overrides(self.name, WEIGHTS, config.rewards)
         self.stop_rule = environment_stop()
 
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Nothing to do before the completions are there."""
+
     def close(self) -> None:
         pass
 

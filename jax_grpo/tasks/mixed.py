@@ -36,6 +36,10 @@ class MixedTask:
             for component, weight in (*task.component_weights.items(), ("reward", 0.0))
         }
 
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        for name, task in self._tasks.items():
+            task.prepare([prompt for prompt in prompts if prompt.task == name])
+
     def close(self) -> None:
         for task in self._tasks.values():
             task.close()

@@ -105,6 +105,11 @@ class PolicyTask:
         field, state = ("M:", SEEKING) if self._full else ("B:", SPACES)
         return Prompt(f"P: {position.fen}    {field}", state, position)
 
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """The engine's analyses of unlabelled positions, and the legal moves of all: both are cached."""
+        for position in self._labelled([_position(prompt) for prompt in prompts]):
+            legal_moves(position.fen)
+
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         positions = self._labelled([_position(prompt) for prompt in prompts])
         parsed = [parse_full(text) if self._full else Answer([], [], text.strip(), True) for text in completions]

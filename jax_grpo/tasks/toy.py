@@ -22,6 +22,9 @@ class LengthTask:
         self.component_weights = with_overrides(self.name, {"length": 1.0}, config.rewards)
         self.stop_rule = word_stop()
 
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Nothing to do before the completions are there."""
+
     def close(self) -> None:
         pass
 

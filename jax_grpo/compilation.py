@@ -1,0 +1,72 @@
+"""What XLA compiles in a run: kept on the disk for the next one, and counted by function.
+
+Each of a run's programs is compiled once for every width that prompts are padded to, so at most `max_prompt_tokens / 16` times;
+a count that goes on growing is a fault.
+"""
+
+import collections
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+PROGRAMS = ("generate", "score", "update")  # names of the functions in `programs.Programs`
+SPOKEN_OF_S = 1.0
+LEAST_S = 0.5  # seconds; what compiles faster is not worth a file
+
+
+def keep_programs(folder: str | None) -> None:
+    """Keeps compiled programs in a folder and takes them from there; None, and JAX's own variable if it is set, change nothing."""
+    if folder is not None and CACHE_VARIABLE not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_S)
+
+
+class Compilations:
+    """Counts programs made ready since it was made, compiled or taken from the disk, by the name of the jitted function."""
+
+    def __init__(self) -> None:
+        self._before = dict(_counts())
+
+    def new(self) -> dict[str, tuple[int, float]]:
+        """Programs and seconds by function."""
+        found = {}
+        for name, (count, seconds) in _counts().items():
+            old_count, old_seconds = self._before.get(name, (0, 0.0))
+            if count > old_count:
+                found[name] = count - old_count, seconds - old_seconds
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """`compile/<program>`, how many of a run's programs were made ready, and `time/compile`, seconds of everything."""
+        new = self.new()
+        return {f"compile/{name}": new.get(name, (0, 0.0))[0] for name in PROGRAMS} | {
+            "time/compile": sum(seconds for _, seconds in new.values())
+        }
+
+
+def line(metrics: Mapping[str, float]) -> str | None:
+    """What an iteration had to compile, for people; None when that took no time to speak of."""
+    if metrics["time/compile"] < SPOKEN_OF_S:
+        return None
+    names = [f"{name} x{count:.0f}" for name in PROGRAMS if (count := metrics[f"compile/{name}"])]
+    return f"compiled or read from the cache: {', '.join(names) or 'small programs'} in {metrics['time/compile']:.1f} s"
+
+
+@functools.cache
+def _counts() -> dict[str, tuple[int, float]]:
+    """Of the whole process, growing from the first call on: JAX lets a listener be added but not removed."""
+    counts: dict[str, tuple[int, float]] = collections.defaultdict(lambda: (0, 0.0))
+
+    def listen(event: str, seconds: float, **about: str | int) -> None:
+        if event == COMPILED:
+            name = str(about.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
+            count, total = counts[name]
+            counts[name] = count + 1, total + seconds
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return counts
