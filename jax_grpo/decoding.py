@@ -90,11 +90,11 @@ class Decoder:
         few = count // 2 if self.compacts and cap > CHUNK_MULTIPLE else 0
         t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
         full: list[list[KV]] = []
-        size, last = chunk_length(cap), cap - 1  # the last token is never read
-        for start in range(0, last, size):
-            end = min(start + size, last)
-            chunk = self.model.empty_chunk(count, group, end - start)
-            t, progress, chunk = self._loop(t, prompts, progress, full, chunk, until=end, few=few)
+        until = 0
+        for length in chunk_lengths(cap):
+            until += length
+            chunk = self.model.empty_chunk(count, group, length)
+            t, progress, chunk = self._loop(t, prompts, progress, full, chunk, until=until, few=few)
             full.append(chunk)
         return self._finish(t, prompts, progress, full, few) if few and full else progress
 
@@ -170,6 +170,7 @@ class Decoder:
         )
 
 
-def chunk_length(cap: int) -> int:
-    """Tokens of a chunk of the completions' cache."""
-    return -(-cap // (MOST_CHUNKS * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE
+def chunk_lengths(cap: int) -> list[int]:
+    """Tokens of each chunk of the completions' cache; the last token of a completion is never read."""
+    size, read = -(-cap // (MOST_CHUNKS * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE, cap - 1
+    return [min(size, read - start) for start in range(0, read, size)]

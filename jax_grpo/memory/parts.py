@@ -10,6 +10,7 @@ from collections import Counter
 
 import jax
 
+from jax_grpo.decoding import chunk_lengths
 from jax_grpo.memory.buffers import Live
 from jax_grpo.memory.compiled import Compiled
 from jax_grpo.memory.shapes import Program, Run
@@ -70,9 +71,13 @@ def part_of(live: Live, run: Run, program: Program) -> str:
 
 
 def _cache_sizes(run: Run, program: Program) -> set[int]:
-    """Elements of one layer's keys: of the prompts, and of the completions."""
+    """Elements of one layer's keys: of the prompts, of each chunk of the completions, and of the half that goes on alone."""
     rollout = jax.eval_shape(program.function, *program.arguments)
-    return {run.architecture.hidden_size * ids.size for ids in (program.arguments[1], rollout.completion_ids_PGC)}
+    prompts, group, cap = rollout.completion_ids_PGC.shape
+    width, few = program.arguments[1].shape[1], prompts // 2
+    chunks = {group * length for length in chunk_lengths(cap)}
+    tokens = {prompts * n for n in {width, *chunks}} | {few * n for n in {width, group * (cap - 1), *chunks}}
+    return {run.architecture.hidden_size * n for n in tokens}
 
 
 def outside(run: Run, program: Program) -> int:
