@@ -5,12 +5,11 @@ the device before `save` returns, because the next update donates its buffers. N
 """
 
 import concurrent.futures
+import errno
 import hashlib
 import logging
 import math
 import os
-import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from jax_grpo import checkpoint_files as files
+from jax_grpo.checkpoint_arrays import bytes_on_disk, read_arrays, write_arrays
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.model import GPT2Config
@@ -67,7 +66,7 @@ class Checkpoints:
         self.folder, self._config = folder, config
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: concurrent.futures.Future[Path] | None = None
-        self._last_saved, self._bytes = -1, 0
+        self._last_saved, self._needed = -1, 0
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -101,7 +100,7 @@ class Checkpoints:
             metrics: latest value of every metric, kept beside it too; `checkpoint.best_metric` is looked up here.
 
         Raises:
-            CheckpointError: the previous write failed, or there is no such metric.
+            CheckpointError: the previous write failed, the disk has no room for this one, or there is no such metric.
         """
         self.wait()
         if iterations_done == self._last_saved:
@@ -111,9 +110,10 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(metrics))}"
             )
-        arrays = {key: np.array(leaf) for key, leaf in named(state).items()}
+        leaves = named(state)
+        self._require_room(iterations_done, leaves)
+        arrays = {key: np.array(leaf) for key, leaf in leaves.items()}
         described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
-        self._bytes = sum(array.nbytes for array in arrays.values())
         finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
         self._pending = self._writer.submit(
             self._write, iterations_done, arrays, dict(content) | {"arrays": described, "metrics": finite}
@@ -137,17 +137,27 @@ class Checkpoints:
         try:
             pending.result()
         except Exception as error:  # Orbax, TensorStore and the file system each have their own
-            raise CheckpointError(self._failure(error)) from error
+            raise CheckpointError(self._failure(self._last_saved, error)) from error
 
-    def _failure(self, error: Exception) -> str:
-        free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
+    def _require_room(self, iteration: int, leaves: Mapping[str, Any]) -> None:
+        """Refuses before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
+        space = self._space()
+        self._needed = bytes_on_disk(leaves, space.f_frsize)
+        if space.f_bavail * space.f_frsize < self._needed:
+            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
+
+    def _failure(self, iteration: int, error: Exception) -> str:
+        space = self._space()
         return (
-            f"the checkpoint of iteration {self._last_saved} could not be written to {self.folder}: {_reason(error)} "
-            f"({free / 1e6:.1f} MB free without it; it needs {self._bytes / 1e6:.1f} MB)"
+            f"the checkpoint of iteration {iteration} could not be written to {self.folder}: {_reason(error)} "
+            f"({space.f_bavail * space.f_frsize / 1e6:.1f} MB free without it; it needs up to {self._needed / 1e6:.1f} MB)"
         )
 
+    def _space(self) -> os.statvfs_result:
+        return os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
+
     def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> Path:
-        path = files.publish(self.folder, iteration, lambda target: _save_arrays(target / files.STATE, arrays), content)
+        path = files.publish(self.folder, iteration, lambda target: write_arrays(target, arrays), content)
         for old in self._superseded():
             files.discard(old)
         return path
@@ -199,29 +209,10 @@ class Checkpoints:
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's words where there are any: TensorStore wraps them in a paragraph of paths."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code is not None:
-        return os.strerror(int(code[1]))
+    """The operating system's words where there are any."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _save_arrays(target: Path, arrays: dict[str, np.ndarray]) -> None:
-    # One folder a tensor, so that a damaged file names its tensor; compression would cost more time than it saves bytes.
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-    with ocp.Checkpointer(handler) as writer:
-        writer.save(target.absolute(), args=ocp.args.PyTreeSave(arrays))
-
-
-def _read_arrays(path: Path, like: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """The named arrays, each in the sharding of its `like`; others stay on the disk."""
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-    restore = ocp.checkpoint_utils.construct_restore_args(like)
-    with ocp.Checkpointer(handler) as reader:
-        return reader.restore(
-            (path / files.STATE).absolute(),
-            args=ocp.args.PyTreeRestore(item=like, restore_args=restore, partial_restore=True),
-        )
 
 
 def abstract(tree: Any) -> Any:
@@ -237,7 +228,7 @@ def restore(path: Path, content: Mapping[str, Any], like: Any) -> Any:
     """
     wanted = named(like)
     _require_same(path, content["arrays"], {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()})
-    arrays = _read_arrays(path, wanted)
+    arrays = read_arrays(path, wanted)
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
 
@@ -271,6 +262,6 @@ def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
         name: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(saved[name][1]), sharding=device)
         for name, leaf in like.items()
     }
-    arrays = _read_arrays(path, stored)
+    arrays = read_arrays(path, stored)
     leaves = [jnp.asarray(arrays[name], dtype) for name in like]
     return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)

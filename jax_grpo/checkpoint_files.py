@@ -12,13 +12,20 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state"
 UNFINISHED, DISCARDED = ".unfinished-", ".discarded-"  # prefixes of folders that no reader looks at
 READERS = 4  # files hashed side by side
+
+
+class Fingerprint(TypedDict):
+    """A file's size and the SHA-256 of its bytes, in hexadecimal."""
+
+    bytes: int
+    sha256: str
 
 
 class CheckpointError(RuntimeError):
@@ -48,13 +55,16 @@ def clear_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def publish(folder: Path, iteration: int, fill: Callable[[Path], None], content: dict[str, Any]) -> Path:
+def publish(
+    folder: Path, iteration: int, fill: Callable[[Path], dict[str, Fingerprint]], content: dict[str, Any]
+) -> Path:
     """Writes one checkpoint whole or not at all, and returns its folder.
 
     Args:
         folder: of all checkpoints.
         iteration: names it.
-        fill: puts the state's files into the folder it is given.
+        fill: puts the state's files into the folder it is given; returns those that it hashed and forced to the disk, by
+            name relative to it.
         content: JSON values of the manifest, beside the list of files.
 
     Raises:
@@ -65,8 +75,11 @@ def publish(folder: Path, iteration: int, fill: Callable[[Path], None], content:
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir()
     try:
-        fill(working)
-        content = content | {"format": FORMAT, "iteration": iteration, "files": _fingerprints(working, durable=True)}
+        written = fill(working)
+        every = sorted(path.relative_to(working).as_posix() for path in working.rglob("*") if path.is_file())
+        written |= _fingerprints(working, [name for name in every if name not in written], durable=True)
+        files = {name: written[name] for name in every}
+        content = content | {"format": FORMAT, "iteration": iteration, "files": files}
         with (working / MANIFEST).open("w", encoding="utf-8") as file:
             json.dump({"sha256": _json_hash(content), "content": content}, file, indent=1)
             file.flush()
@@ -131,7 +144,7 @@ def verify(path: Path) -> dict[str, Any]:
                 f"{path / name} has {size} bytes; expected {expected['bytes']}: the checkpoint is damaged"
             )
     try:
-        found = _fingerprints(path, names=list(content["files"]))
+        found = _fingerprints(path, list(content["files"]))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     for name, expected in content["files"].items():
@@ -143,12 +156,10 @@ def verify(path: Path) -> dict[str, Any]:
     return content
 
 
-def _fingerprints(folder: Path, *, names: list[str] | None = None, durable: bool = False) -> dict[str, dict[str, Any]]:
-    """Size in bytes and SHA-256 by relative name; `durable` also forces each file to the disk."""
-    if names is None:
-        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+def _fingerprints(folder: Path, names: list[str], *, durable: bool = False) -> dict[str, Fingerprint]:
+    """Of each relative name's file, which is read; `durable` also forces it to the disk."""
 
-    def one(name: str) -> dict[str, Any]:
+    def one(name: str) -> Fingerprint:
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             if durable:
