@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,21 @@ def content_hash(tree: Any) -> str:
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+class Origin(NamedTuple):
+    """A checkpoint to continue from, every byte verified: its folder, its manifest's content, its arrays in host memory.
+
+    They stay there, as much memory as a save takes, until `restore` takes them out.
+    """
+
+    path: Path
+    content: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def iteration(self) -> int:
+        return int(self.content["iteration"])
 
 
 class Checkpoints:
@@ -179,8 +194,8 @@ class Checkpoints:
         except CheckpointError:
             return None
 
-    def newest_sound(self, say: Say) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint whose every file has the bytes that were written, and its manifest; None if there are none.
+    def newest_sound(self, say: Say) -> Origin | None:
+        """The newest checkpoint whose every file has the bytes that were written, read into host memory; None if there are none.
 
         Damaged ones are reported through `say`.
 
@@ -190,7 +205,7 @@ class Checkpoints:
         found = files.complete(self.folder)
         for path in reversed(found):
             try:
-                return path, files.verify(path)
+                return load(path)
             except CheckpointError as error:
                 say(f"warning: {error}; trying the one before it")
         if found:
@@ -220,16 +235,26 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
-def restore(path: Path, content: Mapping[str, Any], like: Any) -> Any:
-    """The state of a verified checkpoint in the structure and shardings of `like` (see `abstract`).
+def load(path: Path, prefix: str = "") -> Origin:
+    """Reads the arrays of a checkpoint whose names begin with `prefix`, and checks their hashes on the way.
+
+    Raises:
+        CheckpointError: not a checkpoint, or damaged; names the file.
+    """
+    content = files.read_manifest(path)
+    return Origin(path, content, read_arrays(path, content, prefix))
+
+
+def restore(origin: Origin, like: Any) -> Any:
+    """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Takes the arrays out of `origin`.
 
     Raises:
         CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.
     """
     wanted = named(like)
-    _require_same(path, content["arrays"], {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()})
-    arrays = read_arrays(path, wanted)
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+    _require_same(origin.path, origin.content["arrays"], {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()})
+    leaves = [jax.device_put(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
@@ -250,18 +275,11 @@ def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
     Raises:
         CheckpointError: damaged, or not a GPT-2 of the architecture it states.
     """
-    content = files.verify(path)
+    _, content, arrays = load(path, PARAMS)
     architecture = GPT2Config(**content["architecture"])
-    saved = {name: entry for name, entry in content["arrays"].items() if name.startswith(PARAMS)}
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     tree = abstract_params(architecture)
     like = {PARAMS + name: leaf for name, leaf in named(tree).items()}
-    shapes = {name: [list(leaf.shape), saved.get(name, [None, None])[1]] for name, leaf in like.items()}
-    _require_same(path, saved, shapes)
-    stored = {
-        name: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(saved[name][1]), sharding=device)
-        for name, leaf in like.items()
-    }
-    arrays = read_arrays(path, stored)
+    saved = {name: content["arrays"][name] for name in arrays}
+    _require_same(path, saved, {k: [list(x.shape), saved.get(k, [None, None])[1]] for k, x in like.items()})
     leaves = [jnp.asarray(arrays[name], dtype) for name in like]
     return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)

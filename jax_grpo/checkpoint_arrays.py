@@ -1,7 +1,7 @@
 """The tensors of a checkpoint as files: an Orbax leaf handler that hashes what it writes while it writes it.
 
-Orbax keeps the tree, its metadata and the file layout (zarr 2, one uncompressed chunk a tensor), and reads what is written here
-without this module. Knows nothing of runs, nor which checkpoint is the right one.
+The layout is Orbax's (zarr 2, one uncompressed chunk a tensor), with its metadata, so that Orbax alone reads it too. Reading hashes
+the bytes it returns. Knows nothing of runs, nor which checkpoint is the right one.
 """
 
 import concurrent.futures
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jax_grpo.checkpoint_files import STATE, Fingerprint
+from jax_grpo.checkpoint_files import STATE, Fingerprint, read_files
 
 WRITERS = 2  # files written side by side, so that one is hashed while another waits for the disk
 TENSOR_METADATA = (
@@ -66,8 +66,7 @@ def _write_tensor(folder: Path, value: np.ndarray) -> dict[Path, Fingerprint]:
     )  # bfloat16 has no code of its own in numpy
     layout = {"chunks": value.shape, "compressor": None, "dimension_separator": ".", "dtype": kind, "fill_value": None}
     layout |= {"filters": None, "order": "C", "shape": value.shape, "zarr_format": 2}
-    chunk = ".".join("0" * value.ndim) or "0"
-    contents = {".zarray": json.dumps(layout, separators=(",", ":")).encode(), chunk: _bytes(value)}
+    contents = {".zarray": json.dumps(layout, separators=(",", ":")).encode(), _chunk(value.ndim): _bytes(value)}
     return {folder / name: _write_file(folder / name, content) for name, content in contents.items()}
 
 
@@ -112,12 +111,27 @@ def bytes_on_disk(arrays: Mapping[str, Any], block: int) -> int:
     return values + len(arrays) * (2 * block + TENSOR_METADATA) + FIXED_METADATA  # the folder and `.zarray`
 
 
-def read_arrays(path: Path, like: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """The named arrays, each in the sharding of its `like`; others stay on the disk."""
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-    restore = ocp.checkpoint_utils.construct_restore_args(like)
-    with ocp.Checkpointer(handler) as reader:
-        return reader.restore(
-            (path / STATE).absolute(),
-            args=ocp.args.PyTreeRestore(item=like, restore_args=restore, partial_restore=True),
-        )
+def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays whose names begin with `prefix`, by name, in host memory; the bytes returned are those that were hashed.
+
+    Their files are read once, and so are the files that describe the tree where all arrays are asked for. Orbax would read them
+    a second time after the hashes were found right.
+
+    Args:
+        path: the checkpoint's folder.
+        content: of its manifest.
+        prefix: of the wanted names; others stay on the disk.
+
+    Raises:
+        CheckpointError: names a file that is missing, truncated or changed.
+    """
+    wanted = {name: entry for name, entry in content["arrays"].items() if name.startswith(prefix)}
+    values = {name: f"{STATE}/{name}/{_chunk(len(shape))}" for name, (shape, _) in wanted.items()}
+    listed = {name: found for name, found in content["files"].items() if name.startswith(f"{STATE}/{prefix}")}
+    found = read_files(path, listed, set(values.values()))
+    return {name: found[file].view(wanted[name][1]).reshape(wanted[name][0]) for name, file in values.items()}
+
+
+def _chunk(dimensions: int) -> str:
+    """File name of an array's only zarr chunk."""
+    return ".".join("0" * dimensions) or "0"
