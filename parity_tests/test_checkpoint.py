@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,20 @@ def test_a_restored_state_is_updated_in_place_though_its_memory_was_the_reader_s
         np.full(1_000_000, 7, np.float32)  # takes memory that was freed too early
         live = bump(live)
     assert bits(live) == bits({"w": start["w"] + 3, "step": jnp.int32(3)})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is that of the whole process")
+def test_the_writer_gives_way_to_the_training(tmp_path, monkeypatch):
+    real, nice = checkpoint_arrays._write_file, set()
+
+    def noted(*arguments):
+        nice.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return real(*arguments)
+
+    monkeypatch.setattr(checkpoint_arrays, "_write_file", noted)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    saved(tmp_path, 1)
+    assert nice == {min(19, own + 10)} and os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):

@@ -128,6 +128,8 @@ def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict:
         "window_iterations": window,
         "windows_plain_s": plain,
         "windows_with_a_save_s": saving,
+        "windows_plain_cpu_s": plain_cpu,
+        "windows_with_a_save_cpu_s": saving_cpu,
         "save_blocks_s": statistics.median(blocked),
         "save_adds_s": statistics.median(added),
         "save_adds_each_s": added,
