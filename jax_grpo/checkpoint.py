@@ -27,7 +27,7 @@ from jax_grpo.checkpoint_arrays import bytes_on_disk, read_arrays, write_arrays
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.model import GPT2Config
-from jax_grpo.weights import abstract_params
+from jax_grpo.weights import abstract_params, require_finite
 
 PARAMS = "params/"
 COPIERS = 2  # tensors copied off the device side by side: most of a large copy is the kernel's finding of memory
@@ -286,6 +286,7 @@ def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
 
     Raises:
         CheckpointError: damaged, or not a GPT-2 of the architecture it states.
+        WeightsError: a value is not finite.
     """
     _, content, arrays = load(path, PARAMS)
     architecture = GPT2Config(**content["architecture"])
@@ -293,5 +294,7 @@ def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
     like = {PARAMS + name: leaf for name, leaf in named(tree).items()}
     saved = {name: content["arrays"][name] for name in arrays}
     _require_same(path, saved, {k: [list(x.shape), saved.get(k, [None, None])[1]] for k, x in like.items()})
+    for name, array in arrays.items():
+        require_finite(array, path / files.STATE / name, name)
     leaves = [jnp.asarray(arrays[name], dtype) for name in like]
     return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)
