@@ -26,6 +26,7 @@ from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint_arrays import bytes_on_disk, read_arrays, write_arrays
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_sections import CheckpointConfig
+from jax_grpo.host_memory import copied
 from jax_grpo.model import GPT2Config
 from jax_grpo.weights import abstract_params, require_finite
 
@@ -132,7 +133,7 @@ class Checkpoints:
         leaves = named(state)
         self._require_room(iterations_done, leaves)
         with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
-            arrays = dict(zip(leaves, pool.map(np.array, leaves.values()), strict=True))
+            arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
         described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
         finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
         self._pending = self._writer.submit(

@@ -16,13 +16,14 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from jax_grpo import host_memory
+
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state"
 UNFINISHED, DISCARDED = ".unfinished-", ".discarded-"  # prefixes of folders that no reader looks at
 READERS = 4  # files read and hashed side by side, so that the disk is busy while bytes are hashed
 PIECE = 1 << 20  # bytes read and hashed at a time: they are in the cache when they are hashed
-ALIGNMENT = 64  # bytes; from such an address XLA's CPU device takes an array as it is
 
 
 class Fingerprint(TypedDict):
@@ -148,7 +149,7 @@ def read_files(path: Path, listed: Mapping[str, Fingerprint], keep: Container[st
     Args:
         path: the checkpoint's folder.
         listed: from its manifest.
-        keep: names of the files whose bytes (uint8, aligned for a device that takes them without a copy) to return.
+        keep: names of the files whose bytes (uint8) to return.
 
     Raises:
         CheckpointError: names a file that is missing, truncated or changed.
@@ -170,7 +171,7 @@ def read_files(path: Path, listed: Mapping[str, Fingerprint], keep: Container[st
 
 def _read_file(file: Path, expected: Fingerprint, keep: bool) -> np.ndarray:
     size, digest, done = expected["bytes"], hashlib.sha256(), 0
-    buffer = _aligned(size if keep else min(size, PIECE))
+    buffer = host_memory.empty((size if keep else min(size, PIECE),), np.dtype(np.uint8))
     view = buffer.data
     try:
         with file.open("rb", buffering=0) as opened:
@@ -190,11 +191,6 @@ def _read_file(file: Path, expected: Fingerprint, keep: bool) -> np.ndarray:
             f"{expected['sha256'][:12]}...): the checkpoint is damaged"
         )
     return buffer
-
-
-def _aligned(size: int) -> np.ndarray:
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    return memory[-memory.ctypes.data % ALIGNMENT :][:size]
 
 
 def _fingerprint(file: Path) -> Fingerprint:
