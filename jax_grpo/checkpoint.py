@@ -1,7 +1,7 @@
 """Saves a run's whole state in the background and gives it back bit for bit, on any number of devices.
 
-Arrays go through Orbax, one file set a tensor, uncompressed; `checkpoint_files` makes the folder atomic and hashed. Values leave
-the device before `save` returns, because the next update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
+`checkpoint_arrays` writes and reads the tensors, `checkpoint_files` makes the folder atomic and hashed. Values leave the device
+before `save` returns, because the next update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
 """
 
 import concurrent.futures
