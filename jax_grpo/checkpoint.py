@@ -1,34 +1,38 @@
 """Saves a run's whole state in the background and gives it back bit for bit, on any number of devices.
 
-Arrays go through Orbax, one file set a tensor, uncompressed; `checkpoint_files` makes the folder atomic and hashed. Values leave
-the device before `save` returns, because the next update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
+`checkpoint_arrays` writes and reads the tensors, `checkpoint_files` makes the folder atomic and hashed. Values leave the device
+before `save` returns, because the next update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
 """
 
 import concurrent.futures
+import errno
 import hashlib
 import logging
 import math
 import os
-import re
-import shutil
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from jax_grpo import checkpoint_files as files
+from jax_grpo.checkpoint_arrays import bytes_on_disk, read_arrays, write_arrays
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_sections import CheckpointConfig
+from jax_grpo.host_memory import copied
 from jax_grpo.model import GPT2Config
-from jax_grpo.weights import abstract_params
+from jax_grpo.weights import abstract_params, require_finite
 
 PARAMS = "params/"
+COPIERS = 2  # tensors copied off the device side by side: most of a large copy is the kernel's finding of memory
+NICER = 10  # added to the niceness of the thread that writes
 # Orbax warns on every save that a layout which is not used here has nothing to merge, and logs a failed write's traceback once
 # for each of its threads; the failure itself is raised and reported by `wait`.
 NOISE = ("Skipping merge of OCDBT", "_SignalingThread.run() raised an exception")
@@ -55,6 +59,21 @@ def content_hash(tree: Any) -> str:
     return digest.hexdigest()
 
 
+class Origin(NamedTuple):
+    """A checkpoint to continue from, every byte verified: its folder, its manifest's content, its arrays in host memory.
+
+    They stay there, as much memory as a save takes, until `restore` takes them out.
+    """
+
+    path: Path
+    content: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def iteration(self) -> int:
+        return int(self.content["iteration"])
+
+
 class Checkpoints:
     """The checkpoints of one run folder. As a context manager it leaves no write unfinished.
 
@@ -65,9 +84,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, config: CheckpointConfig):
         self.folder, self._config = folder, config
-        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=_step_back)
         self._pending: concurrent.futures.Future[Path] | None = None
-        self._last_saved, self._bytes = -1, 0
+        self._last_saved, self._needed = -1, 0
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -101,7 +120,7 @@ class Checkpoints:
             metrics: latest value of every metric, kept beside it too; `checkpoint.best_metric` is looked up here.
 
         Raises:
-            CheckpointError: the previous write failed, or there is no such metric.
+            CheckpointError: the previous write failed, the disk has no room for this one, or there is no such metric.
         """
         self.wait()
         if iterations_done == self._last_saved:
@@ -111,9 +130,11 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(metrics))}"
             )
-        arrays = {key: np.array(leaf) for key, leaf in named(state).items()}
+        leaves = named(state)
+        self._require_room(iterations_done, leaves)
+        with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
+            arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
         described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
-        self._bytes = sum(array.nbytes for array in arrays.values())
         finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
         self._pending = self._writer.submit(
             self._write, iterations_done, arrays, dict(content) | {"arrays": described, "metrics": finite}
@@ -137,17 +158,27 @@ class Checkpoints:
         try:
             pending.result()
         except Exception as error:  # Orbax, TensorStore and the file system each have their own
-            raise CheckpointError(self._failure(error)) from error
+            raise CheckpointError(self._failure(self._last_saved, error)) from error
 
-    def _failure(self, error: Exception) -> str:
-        free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free
+    def _require_room(self, iteration: int, leaves: Mapping[str, Any]) -> None:
+        """Refuses before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
+        space = self._space()
+        self._needed = bytes_on_disk(leaves, space.f_frsize)
+        if space.f_bavail * space.f_frsize < self._needed:
+            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
+
+    def _failure(self, iteration: int, error: Exception) -> str:
+        space = self._space()
         return (
-            f"the checkpoint of iteration {self._last_saved} could not be written to {self.folder}: {_reason(error)} "
-            f"({free / 1e6:.1f} MB free without it; it needs {self._bytes / 1e6:.1f} MB)"
+            f"the checkpoint of iteration {iteration} could not be written to {self.folder}: {_reason(error)} "
+            f"({space.f_bavail * space.f_frsize / 1e6:.1f} MB free without it; it needs up to {self._needed / 1e6:.1f} MB)"
         )
 
+    def _space(self) -> os.statvfs_result:
+        return os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
+
     def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> Path:
-        path = files.publish(self.folder, iteration, lambda target: _save_arrays(target / files.STATE, arrays), content)
+        path = files.publish(self.folder, iteration, lambda target: write_arrays(target, arrays), content)
         for old in self._superseded():
             files.discard(old)
         return path
@@ -169,8 +200,8 @@ class Checkpoints:
         except CheckpointError:
             return None
 
-    def newest_sound(self, say: Say) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint whose every file has the bytes that were written, and its manifest; None if there are none.
+    def newest_sound(self, say: Say) -> Origin | None:
+        """The newest checkpoint whose every file has the bytes that were written, read into host memory; None if there are none.
 
         Damaged ones are reported through `say`.
 
@@ -180,7 +211,7 @@ class Checkpoints:
         found = files.complete(self.folder)
         for path in reversed(found):
             try:
-                return path, files.verify(path)
+                return load(path)
             except CheckpointError as error:
                 say(f"warning: {error}; trying the one before it")
         if found:
@@ -198,30 +229,18 @@ class Checkpoints:
         return later
 
 
+def _step_back() -> None:
+    """Gives way to the training: on Linux a thread has a niceness of its own, which the threads that it starts inherit."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
+
+
 def _reason(error: Exception) -> str:
-    """The operating system's words where there are any: TensorStore wraps them in a paragraph of paths."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code is not None:
-        return os.strerror(int(code[1]))
+    """The operating system's words where there are any."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _save_arrays(target: Path, arrays: dict[str, np.ndarray]) -> None:
-    # One folder a tensor, so that a damaged file names its tensor; compression would cost more time than it saves bytes.
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-    with ocp.Checkpointer(handler) as writer:
-        writer.save(target.absolute(), args=ocp.args.PyTreeSave(arrays))
-
-
-def _read_arrays(path: Path, like: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """The named arrays, each in the sharding of its `like`; others stay on the disk."""
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-    restore = ocp.checkpoint_utils.construct_restore_args(like)
-    with ocp.Checkpointer(handler) as reader:
-        return reader.restore(
-            (path / files.STATE).absolute(),
-            args=ocp.args.PyTreeRestore(item=like, restore_args=restore, partial_restore=True),
-        )
 
 
 def abstract(tree: Any) -> Any:
@@ -229,16 +248,26 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
-def restore(path: Path, content: Mapping[str, Any], like: Any) -> Any:
-    """The state of a verified checkpoint in the structure and shardings of `like` (see `abstract`).
+def load(path: Path, prefix: str = "") -> Origin:
+    """Reads the arrays of a checkpoint whose names begin with `prefix`, and checks their hashes on the way.
+
+    Raises:
+        CheckpointError: not a checkpoint, or damaged; names the file.
+    """
+    content = files.read_manifest(path)
+    return Origin(path, content, read_arrays(path, content, prefix))
+
+
+def restore(origin: Origin, like: Any) -> Any:
+    """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Takes the arrays out of `origin`.
 
     Raises:
         CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.
     """
     wanted = named(like)
-    _require_same(path, content["arrays"], {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()})
-    arrays = _read_arrays(path, wanted)
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+    _require_same(origin.path, origin.content["arrays"], {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()})
+    leaves = [jax.device_put(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
@@ -258,19 +287,15 @@ def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
 
     Raises:
         CheckpointError: damaged, or not a GPT-2 of the architecture it states.
+        WeightsError: a value is not finite.
     """
-    content = files.verify(path)
+    _, content, arrays = load(path, PARAMS)
     architecture = GPT2Config(**content["architecture"])
-    saved = {name: entry for name, entry in content["arrays"].items() if name.startswith(PARAMS)}
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     tree = abstract_params(architecture)
     like = {PARAMS + name: leaf for name, leaf in named(tree).items()}
-    shapes = {name: [list(leaf.shape), saved.get(name, [None, None])[1]] for name, leaf in like.items()}
-    _require_same(path, saved, shapes)
-    stored = {
-        name: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(saved[name][1]), sharding=device)
-        for name, leaf in like.items()
-    }
-    arrays = _read_arrays(path, stored)
+    saved = {name: content["arrays"][name] for name in arrays}
+    _require_same(path, saved, {k: [list(x.shape), saved.get(k, [None, None])[1]] for k, x in like.items()})
+    for name, array in arrays.items():
+        require_finite(array, path / files.STATE / name, name)
     leaves = [jnp.asarray(arrays[name], dtype) for name in like]
     return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)

@@ -10,15 +10,27 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import numpy as np
+
+from jax_grpo import host_memory
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state"
 UNFINISHED, DISCARDED = ".unfinished-", ".discarded-"  # prefixes of folders that no reader looks at
-READERS = 4  # files hashed side by side
+READERS = 4  # files read and hashed side by side, so that the disk is busy while bytes are hashed
+PIECE = 1 << 20  # bytes read and hashed at a time: they are in the cache when they are hashed
+
+
+class Fingerprint(TypedDict):
+    """A file's size and the SHA-256 of its bytes, in hexadecimal."""
+
+    bytes: int
+    sha256: str
 
 
 class CheckpointError(RuntimeError):
@@ -48,13 +60,16 @@ def clear_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def publish(folder: Path, iteration: int, fill: Callable[[Path], None], content: dict[str, Any]) -> Path:
+def publish(
+    folder: Path, iteration: int, fill: Callable[[Path], dict[str, Fingerprint]], content: dict[str, Any]
+) -> Path:
     """Writes one checkpoint whole or not at all, and returns its folder.
 
     Args:
         folder: of all checkpoints.
         iteration: names it.
-        fill: puts the state's files into the folder it is given.
+        fill: puts the state's files into the folder it is given; returns those that it hashed and forced to the disk, by
+            name relative to it.
         content: JSON values of the manifest, beside the list of files.
 
     Raises:
@@ -65,8 +80,11 @@ def publish(folder: Path, iteration: int, fill: Callable[[Path], None], content:
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir()
     try:
-        fill(working)
-        content = content | {"format": FORMAT, "iteration": iteration, "files": _fingerprints(working, durable=True)}
+        written = fill(working)
+        every = sorted(path.relative_to(working).as_posix() for path in working.rglob("*") if path.is_file())
+        written |= {name: _fingerprint(working / name) for name in every if name not in written}
+        files = {name: written[name] for name in every}
+        content = content | {"format": FORMAT, "iteration": iteration, "files": files}
         with (working / MANIFEST).open("w", encoding="utf-8") as file:
             json.dump({"sha256": _json_hash(content), "content": content}, file, indent=1)
             file.flush()
@@ -118,10 +136,25 @@ def verify(path: Path) -> dict[str, Any]:
     """The manifest's content after every file of the checkpoint was read and hashed.
 
     Raises:
-        CheckpointError: names the first file that is missing, truncated or changed.
+        CheckpointError: names a file that is missing, truncated or changed.
     """
     content = read_manifest(path)
-    for name, expected in content["files"].items():
+    read_files(path, content["files"], ())
+    return content
+
+
+def read_files(path: Path, listed: Mapping[str, Fingerprint], keep: Container[str]) -> dict[str, np.ndarray]:
+    """Reads and hashes the listed files of a checkpoint, each byte once; what is returned is what was hashed.
+
+    Args:
+        path: the checkpoint's folder.
+        listed: from its manifest.
+        keep: names of the files whose bytes (uint8) to return.
+
+    Raises:
+        CheckpointError: names a file that is missing, truncated or changed.
+    """
+    for name, expected in listed.items():  # before anything is read: most damage shows in the sizes
         try:
             size = (path / name).stat().st_size
         except OSError as error:
@@ -130,33 +163,41 @@ def verify(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path / name} has {size} bytes; expected {expected['bytes']}: the checkpoint is damaged"
             )
-    try:
-        found = _fingerprints(path, names=list(content["files"]))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    for name, expected in content["files"].items():
-        if found[name]["sha256"] != expected["sha256"]:
-            raise CheckpointError(
-                f"{path / name} has other bytes than were written (SHA-256 {found[name]['sha256'][:12]}...; expected "
-                f"{expected['sha256'][:12]}...): the checkpoint is damaged"
-            )
-    return content
-
-
-def _fingerprints(folder: Path, *, names: list[str] | None = None, durable: bool = False) -> dict[str, dict[str, Any]]:
-    """Size in bytes and SHA-256 by relative name; `durable` also forces each file to the disk."""
-    if names is None:
-        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-    def one(name: str) -> dict[str, Any]:
-        with (folder / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if durable:
-                os.fsync(file.fileno())
-            return {"bytes": file.tell(), "sha256": digest}
-
+    largest_first = sorted(listed, key=lambda name: -listed[name]["bytes"])  # so that none is left for last alone
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        return dict(zip(names, pool.map(one, names), strict=True))
+        contents = pool.map(lambda name: _read_file(path / name, listed[name], name in keep), largest_first)
+        return {name: found for name, found in zip(largest_first, contents, strict=True) if name in keep}
+
+
+def _read_file(file: Path, expected: Fingerprint, keep: bool) -> np.ndarray:
+    size, digest, done = expected["bytes"], hashlib.sha256(), 0
+    buffer = host_memory.empty((size if keep else min(size, PIECE),), np.dtype(np.uint8))
+    view = buffer.data
+    try:
+        with file.open("rb", buffering=0) as opened:
+            while done < size:
+                start = done if keep else 0
+                piece = view[start : start + min(PIECE, size - done)]
+                count = opened.readinto(piece)
+                digest.update(piece[:count])
+                if not count:
+                    break
+                done += count
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if digest.hexdigest() != expected["sha256"]:
+        raise CheckpointError(
+            f"{file} has other bytes than were written (SHA-256 {digest.hexdigest()[:12]}...; expected "
+            f"{expected['sha256'][:12]}...): the checkpoint is damaged"
+        )
+    return buffer
+
+
+def _fingerprint(file: Path) -> Fingerprint:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        os.fsync(opened.fileno())
+        return {"bytes": opened.tell(), "sha256": digest}
 
 
 def _json_hash(content: Any) -> str:

@@ -9,10 +9,10 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints
+from jax_grpo.checkpoint import Checkpoints, Origin, load
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config
 from jax_grpo.config_sections import CheckpointConfig
@@ -50,17 +50,6 @@ FIXED = {
 ABSENT = "(not set)"
 
 
-class Origin(NamedTuple):
-    """A verified checkpoint to continue from: its folder and its manifest's content."""
-
-    path: Path
-    content: dict[str, Any]
-
-    @property
-    def iteration(self) -> int:
-        return int(self.content["iteration"])
-
-
 def find_origin(
     resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> Origin | None:
@@ -75,7 +64,7 @@ def find_origin(
         found = checkpoints.newest_sound(say)
         if found is None:
             say(f"--resume auto: no checkpoint in {checkpoints.folder}; beginning at iteration 0")
-        return Origin(*found) if found else None
+        return found
     existing = files.complete(checkpoints.folder)
     source = Path(resume).absolute() if resume else None
     inside = source is not None and run_dir.absolute() in (source, *source.parents)
@@ -103,12 +92,12 @@ def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Callabl
 def _explicit(path: Path, given: str, say: Callable[[str], None]) -> Origin:
     """The checkpoint `path`, or the newest sound one of the run or checkpoints folder `path`."""
     if files.is_checkpoint(path):
-        return Origin(path, files.verify(path))
+        return load(path)
     for folder in (path / CHECKPOINTS, path):
         if files.complete(folder):
             found = Checkpoints(folder, CheckpointConfig()).newest_sound(say)
             if found is not None:
-                return Origin(*found)
+                return found
     raise CheckpointError(
         f"--resume {given}: not a checkpoint and no folder with checkpoints; expected `auto`, a run folder, or a folder such "
         f"as runs/NAME/{CHECKPOINTS}/{files.folder_name(50)}"

@@ -95,7 +95,7 @@ class Trainer:
         """
         require_same_data(origin, self.identity)
         like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
-        self.state = restore(origin.path, origin.content, like)
+        self.state = restore(origin, like)
 
     def manifest(self, iterations_done: int, metrics_bytes: int) -> dict[str, Any]:
         """What a checkpoint says beside its arrays; with those it is all that the iterations to come depend on."""

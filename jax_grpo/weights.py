@@ -123,6 +123,22 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
         raise WeightsError(f"{path} is not a complete safetensors file ({error}); it may be truncated") from error
 
 
+def require_finite(values: np.ndarray, file: Path, name: str) -> None:
+    """Refuses weights of a run that diverged: every logit, reward and step after them would be NaN too.
+
+    Raises:
+        WeightsError: names the file, the tensor, how many of its values are not finite, and the first.
+    """
+    finite = np.isfinite(values)
+    if (bad := values.size - np.count_nonzero(finite)) == 0:
+        return
+    first = tuple(int(i) for i in np.unravel_index(np.argmin(finite), values.shape))
+    raise WeightsError(
+        f"{file}: tensor {name!r} has {bad} of {values.size} values that are NaN or infinite (the first, {values[first]}, at "
+        f"{list(first)}); such weights cannot be trained. Set model.weights to earlier ones"
+    )
+
+
 def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config, nnx.State]:
     """Architecture and parameters of a Hugging Face GPT-2 folder, on the default device.
 
@@ -131,7 +147,7 @@ def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config
         dtype: dtype the parameters get; float32 from float32 is exact.
 
     Raises:
-        WeightsError: see the class. Shapes are checked before a tensor is read.
+        WeightsError: see the class; also a value that is not finite. Shapes are checked before a tensor is read.
     """
     folder = Path(directory)
     config = read_config(folder)
@@ -150,7 +166,9 @@ def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config
                 raise WeightsError(f"{path}: tensor {name!r} has shape {shape}; expected {expected[name]}")
             if kind not in FLOATS:
                 raise WeightsError(f"{path}: tensor {name!r} has dtype {kind}; expected one of {', '.join(FLOATS)}")
-            found[name] = _padded(jnp.asarray(read(), dtype), name, config)
+            values = read()
+            require_finite(np.asarray(values), path, name)
+            found[name] = _padded(jnp.asarray(values, dtype), name, config)
     missing = [name for name in expected if name not in found]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

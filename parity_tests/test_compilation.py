@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from conftest import config
-from test_resume import TIMES
+from short_runs import TIMES
 
 from jax_grpo.records import read_records
 from jax_grpo.rollout import encode_prompts

@@ -7,16 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
 from conftest import config
+from flax import nnx
 
 from jax_grpo import phases as phases_module
-from jax_grpo.config_sections import TaskConfig
+from jax_grpo import trainer as trainer_module
+from jax_grpo.checkpoint import Checkpoints
+from jax_grpo.config_sections import CheckpointConfig, TaskConfig
+from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.out_of_memory import DeviceOutOfMemory, explained, next_micro_batches
 from jax_grpo.phases import Phases, Watchdog
 from jax_grpo.run_folder import RunFolder, RunFolderError, read_record, record_finish, record_start
@@ -24,6 +31,8 @@ from jax_grpo.tasks.base import Prompt
 from jax_grpo.tasks.checked import RewardError, checked_score
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.toy import LengthTask
+from jax_grpo.train import main
+from jax_grpo.update import init_state
 
 PROMPTS = [Prompt(f"prompt {i}", 0) for i in range(4)]
 TEXTS = ["a", "bb", "ccc", "dddd"]
@@ -83,6 +92,53 @@ def test_good_rewards_pass_as_they_are_and_the_engine_s_own_error_stays_its_own(
 
     with pytest.raises(EngineError, match="failed 3 times"):
         checked_score(Broken(dead), PROMPTS, TEXTS)
+
+
+def broken_hf(folder: Path, values: list[float]) -> None:
+    """Weights as transformers writes them, with `values` at the start of row 7 of one matrix."""
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=131, n_layer=2, n_head=2, n_embd=32, n_positions=128)
+    )
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[7, : len(values)] = torch.tensor(values)
+    model.save_pretrained(folder)
+
+
+def broken_checkpoint(folder: Path, values: list[float]) -> None:
+    architecture = GPT2Config(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=128)
+    params = nnx.split(GPT2(architecture, rngs=nnx.Rngs(0)), nnx.Param)[1]
+    kernel = params["h"][1]["mlp"]["c_fc"]["kernel"]
+    kernel.set_value(kernel.get_value().at[7, : len(values)].set(jnp.array(values)))
+    with Checkpoints(folder.parent, CheckpointConfig(keep_best=0)) as checkpoints:
+        checkpoints.save(int(folder.name), init_state(params, config()), {"architecture": asdict(architecture)}, {})
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (broken_hf, "{folder}/model.safetensors: tensor 'transformer.h.1.mlp.c_fc.weight'"),
+        (broken_checkpoint, "{folder}/state/params/h/1/mlp/c_fc/kernel: tensor 'params/h/1/mlp/c_fc/kernel'"),
+    ],
+)
+@pytest.mark.parametrize("values", [[float("nan")], [float("inf"), 1.0, float("nan")]], ids=["nan", "inf_and_nan"])
+def test_weights_that_are_not_finite_are_refused_by_tensor_before_anything_is_compiled(
+    make, where, values, tmp_path, monkeypatch
+):
+    folder = tmp_path / "000003"
+    make(folder, values)
+    monkeypatch.setattr(trainer_module, "make_programs", lambda *_: pytest.fail("went on"))
+    (tmp_path / "c.yaml").write_text(
+        f"run_dir: {tmp_path / 'run'}\niterations: 1\nmodel: {{tokenizer: chess, weights: {folder}}}\n"
+        "task: {name: policy, prompt_style: best_move}\nprompts: {selfplay_games: 1, max_prompt_tokens: 80}\n"
+    )
+    with pytest.raises(SystemExit) as caught:
+        main(["--config", str(tmp_path / "c.yaml")])
+    count = sum(not np.isfinite(value) for value in values)
+    assert str(caught.value) == (
+        f"WeightsError: {where.format(folder=folder)} has {count} of 4096 values that are NaN or infinite (the first, "
+        f"{values[0]}, at [7, 0]); such weights cannot be trained. Set model.weights to earlier ones"
+    )
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_out_of_memory_names_the_program_and_a_micro_batch_that_is_smaller():

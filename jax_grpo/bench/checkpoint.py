@@ -7,8 +7,10 @@ the background counts. Reads are cold: the files are dropped from the page cache
 """
 
 import argparse
+import hashlib
 import json
 import os
+import resource
 import shutil
 import statistics
 import sys
@@ -20,7 +22,7 @@ from typing import Any
 import jax
 
 from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints, abstract, restore
+from jax_grpo.checkpoint import Checkpoints, abstract, load, restore
 from jax_grpo.config import load_config
 from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.run_folder import hardware
@@ -66,28 +68,56 @@ def train_window(trainer: Trainer, folder: Path, first: int, count: int, save: b
     return held_up
 
 
+def save_alone(trainer: Trainer, folder: Path, first: int) -> tuple[float, float]:
+    """Median seconds and CPU seconds of a save to its end with nothing beside it: hardly dependent on the machine's load."""
+    elapsed, spent = [], []
+    for number in range(first, first + 3):
+        started = cpu_s()
+        elapsed.append(timed(train_window, trainer, folder, number, 0, True)[0])
+        spent.append(cpu_s() - started)
+    return statistics.median(elapsed), statistics.median(spent)
+
+
+def cpu_s() -> float:
+    """CPU seconds of all of this process's threads, in the kernel too."""
+    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+
+
+def sha256_speed() -> float:
+    """Bytes a CPU second that one core hashes: what verifying must cost."""
+    data, started = bytes(CHUNK), cpu_s()
+    for _ in range(16):
+        hashlib.sha256(data)
+    return 16 * CHUNK / (cpu_s() - started)
+
+
 def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict:
     """Figures of `pairs` repetitions; see the module."""
     iteration, size = WARM_UP, 0
     for number in range(WARM_UP):
         trainer.iterate(number)
-    plain, saving, blocked, restoring, verifying, reading = [], [], [], [], [], []
+    plain, saving, blocked, restoring, restoring_cpu, reading = [], [], [], [], [], []
+    plain_cpu, saving_cpu = [], []
     for number in range(pairs):
         for save in (False, True) if number % 2 == 0 else (True, False):
             os.sync()
+            started = cpu_s()
             elapsed, held_up = timed(train_window, trainer, folder, iteration, window, save)
             iteration += window
             (saving if save else plain).append(elapsed)
+            (saving_cpu if save else plain_cpu).append(cpu_s() - started)
             blocked += [held_up] if save else []
         path = files.complete(folder)[-1]
         drop_from_cache(path)
         elapsed, size = timed(read_all, path)
         reading.append(elapsed)
         drop_from_cache(path)
-        verify_s, content = timed(files.verify, path)
-        restore_s, _ = timed(restore, path, content, abstract(trainer.state))
-        verifying.append(verify_s)
-        restoring.append(verify_s + restore_s)
+        started = cpu_s()
+        load_s, origin = timed(load, path)
+        restore_s, _ = timed(restore, origin, abstract(trainer.state))
+        restoring.append(load_s + restore_s)
+        restoring_cpu.append(cpu_s() - started)
+    alone_s, alone_cpu_s = save_alone(trainer, folder, iteration)
     iteration_s = statistics.median(plain) / window
     # The windows of a pair are neighbours in time, so that a slow stretch of the machine is in both.
     added = [s - p for s, p in zip(saving, plain, strict=True)]
@@ -98,14 +128,21 @@ def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict:
         "window_iterations": window,
         "windows_plain_s": plain,
         "windows_with_a_save_s": saving,
+        "windows_plain_cpu_s": plain_cpu,
+        "windows_with_a_save_cpu_s": saving_cpu,
         "save_blocks_s": statistics.median(blocked),
         "save_adds_s": statistics.median(added),
         "save_adds_each_s": added,
+        "iteration_cpu_s": statistics.median(plain_cpu) / window,
+        "save_alone_s": alone_s,
+        "save_alone_cpu_s": alone_cpu_s,
         "default_every": every,
+        "cpu_share_at_default_interval": alone_cpu_s * window / (every * statistics.median(plain_cpu)),
         "added_share_at_default_interval": statistics.median(added) / (every * iteration_s),
         "read_cold_s": reading,
-        "verify_cold_s": verifying,
         "verify_and_restore_cold_s": restoring,
+        "verify_and_restore_cpu_s": statistics.median(restoring_cpu),
+        "sha256_cpu_s": size / sha256_speed(),
         "disk_MB_per_s": size / statistics.median(reading) / 1e6,
         "restore_MB_per_s": size / statistics.median(restoring) / 1e6,
     }
@@ -134,7 +171,8 @@ def main(argv: list[str] | None = None) -> None:
     print(
         f"{figures['checkpoint_bytes'] / 1e6:.0f} MB; iteration {figures['iteration_s']:.2f} s; a save blocks "
         f"{figures['save_blocks_s']:.2f} s and adds {figures['save_adds_s']:.2f} s: "
-        f"{figures['added_share_at_default_interval']:.1%} at the default interval of {figures['default_every']}; "
+        f"{figures['added_share_at_default_interval']:.1%} at the default interval of {figures['default_every']} "
+        f"({figures['cpu_share_at_default_interval']:.1%} of the CPU seconds); "
         f"reading {figures['disk_MB_per_s']:.0f} MB/s, verifying and restoring {figures['restore_MB_per_s']:.0f} MB/s"
     )
 

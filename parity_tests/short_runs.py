@@ -1,0 +1,121 @@
+"""Short real runs, in processes of their own where asked, and the comparison of two of them bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from jax_grpo import checkpoint_files as files
+from jax_grpo.prompts import selfplay_positions
+from jax_grpo.records import read_records
+from jax_grpo.weights import load_hf
+
+ITERATIONS = 16
+TIMES = ("time/", "memory/", "tokens_per_second", "flops_per_second/", "mfu/", "compile/")
+CONFIG = """
+iterations: 16
+run_dir: unused
+model: {tokenizer: chess, num_layers: 1, num_heads: 2, hidden_size: 16, max_position_embeddings: 208}
+task: {name: policy, prompt_style: best_move}
+prompts: {source: positions.jsonl, per_iteration: 4, max_prompt_tokens: 80} # 40 positions: iteration 10 begins another epoch
+rollout: {group_size: 4, max_new_tokens: 4}
+kl: {beta: 0.1, adaptive: true, target: 0.01}
+update: {epochs: 2, learning_rate: 1.0e-2, schedule: cosine, warmup_steps: 2}
+logging: {samples_every: 0, tensorboard: false}
+checkpoint: {every: 3}
+record_batches: 16
+"""
+ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176", "--rollout.max_new_tokens", "6"]
+MIXTURE = "{policy: {max_new_tokens: 4}, environment: {share: 2}}"
+MIXED = [*ENVIRONMENT, "--task.name", "mixed", "--task.mixture", MIXTURE]
+TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED}
+
+
+def write_inputs(folder: Path) -> None:
+    rows = [
+        json.dumps({"fen": p.fen, "moves": p.moves, "evaluations": p.evaluations})
+        for p in selfplay_positions(2, 0)[:40]
+    ]
+    (folder / "positions.jsonl").write_text("\n".join(rows))
+    (folder / "c.yaml").write_text(CONFIG.replace("positions.jsonl", str(folder / "positions.jsonl")))
+
+
+def start(folder: Path, run: str, *arguments: str, cache: bool = True) -> subprocess.Popen:
+    """The command line in a process of its own; compiled programs are shared by all processes of a folder."""
+    write_inputs(folder)
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "MPLBACKEND": "Agg",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled") if cache else "",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "jax_grpo.train",
+        "--config",
+        str(folder / "c.yaml"),
+        "--run_dir",
+        str(folder / run),
+    ]
+    output = subprocess.PIPE
+    return subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen) -> str:
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    return output
+
+
+def lines(run: Path) -> int:
+    return (run / "metrics.jsonl").read_bytes().count(b"\n") if (run / "metrics.jsonl").exists() else 0
+
+
+def signal_after(process: subprocess.Popen, run: Path, count: int, number: int) -> None:
+    """Sends the signal as soon as the metrics file has `count` lines."""
+    while lines(run) < count:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.001)
+    process.send_signal(number)
+
+
+def require_same_run(
+    run: Path, reference: Path, batches: int = ITERATIONS, iterations: int = ITERATIONS
+) -> dict[str, int]:
+    """Parameters, moments, beta, counters, prompts, rollouts and metrics of two runs are equal bit for bit; what was compared."""
+    last = files.folder_name(iterations)
+    state, expected = (files.verify(path / "checkpoints" / last) for path in (run, reference))
+    arrays = [
+        name for name in expected["files"] if name.startswith(tuple(f"state/{name}/" for name in expected["arrays"]))
+    ]
+    assert state["arrays"] == expected["arrays"] and len(arrays) == 2 * len(expected["arrays"]), (
+        "values and shape of each"
+    )
+    for name in arrays:
+        assert state["files"][name] == expected["files"][name], name
+    assert state["next_prompt"] == expected["next_prompt"]
+    weights = [load_hf(path / "weights")[1]["wte"]["embedding"][...] for path in (run, reference)]
+    assert np.array_equal(*weights)
+    records = [
+        [
+            {k: v for k, v in record.items() if not k.startswith(TIMES)}
+            for record in read_records(path / "metrics.jsonl")
+        ]
+        for path in (run, reference)
+    ]
+    assert records[0] == records[1] and len(records[0]) == iterations
+    for iteration in range(batches):
+        arrays_of = [dict(np.load(path / "batches" / f"{iteration:06d}.npz")) for path in (run, reference)]
+        for name in arrays_of[1]:
+            assert np.array_equal(arrays_of[0][name], arrays_of[1][name]), (iteration, name)
+    beta = [record["beta"] for record in records[0]]
+    assert len(set(beta)) > 3, "the coefficient adapts, so that a state without it would show"
+    assert max(record["grad_norm"] for record in records[0]) > 0.1
+    return {"files": len(arrays), "metrics_records": len(records[0]), "batches": batches}
