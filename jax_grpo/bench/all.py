@@ -62,7 +62,7 @@ def run(entry: Entry, file: Path, seconds: float) -> str | None:
                 child.pid, signal.SIGKILL
             )  # its variant's process too, which would go on beside the next benchmark
             return f"stopped: the suite's minutes were over after {seconds:.0f} s of it"
-    return None if child.returncode == 0 else (said.strip().splitlines() or ["no output"])[-1][:300]
+    return None if child.returncode == 0 else harness.failure(said, child.returncode)
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 Step = Callable[[], Any]  # does the work and waits for it
 WARM_UP = 2  # steps, the first of which compiles
+TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,24 @@ def run_child(bench: Bench, variant: str, problem: str, steps: int, limit_s: flo
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {limit_s:.0f} s"}
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+        return {"error": failure(done.stderr, done.returncode)}
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def failure(stderr: str, returncode: int) -> str:
+    """Why a process failed: its exception's own line, else the last line, else the signal that ended it.
+
+    The exception is the first line that is not indented after the last traceback's head: libraries write more after it.
+    """
+    lines = stderr.strip().splitlines()
+    if returncode < 0:
+        return f"ended by {signal.Signals(-returncode).name}" + (f" after: {lines[-1][:200]}" if lines else "")
+    heads = [number for number, line in enumerate(lines) if line == TRACEBACK]
+    after = lines[heads[-1] + 1 :] if heads else []
+    found = next(
+        (line for line in after if line.strip() and not line.startswith(" ")), lines[-1] if lines else "no output"
+    )
+    return found[:300]
 
 
 def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
