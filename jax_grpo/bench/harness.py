@@ -6,6 +6,7 @@ recorded with its reason, and the others go on. Knows nothing of what is measure
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
@@ -21,6 +22,7 @@ from typing import Any
 
 Step = Callable[[], Any]  # does the work and waits for it
 WARM_UP = 2  # steps, the first of which compiles
+STEPS_SHARE = 0.7  # of a variant's seconds: no step is begun later, so that the last one is done before the end
 TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -49,21 +51,29 @@ class Bench:
     problems: Mapping[str, str]
 
 
-def measure(prepared: Prepared, steps: int) -> dict[str, Any]:
-    """Milliseconds of the steps, each waited for, and the most memory that the process and the device held."""
+def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str, Any]:
+    """Milliseconds of the steps, each waited for, and the most memory that the process and the device held.
+
+    Args:
+        prepared: the variant.
+        steps: timed, after the warm-up.
+        until: of `time.monotonic()`; no step but the first timed one is begun after it.
+    """
     started = time.perf_counter()
     prepared.step()
     first_s = time.perf_counter() - started
     for _ in range(WARM_UP - 1):
-        prepared.step()
+        if time.monotonic() < until:
+            prepared.step()
     milliseconds = []
-    for _ in range(steps):
+    while not milliseconds or (len(milliseconds) < steps and time.monotonic() < until):
         started = time.perf_counter()
         prepared.step()
         milliseconds.append(1e3 * (time.perf_counter() - started))
     median = statistics.median(milliseconds)
     unit = 1 if sys.platform == "darwin" else 1024
     record = {
+        "steps": len(milliseconds),
         "median_ms": median,
         "min_ms": min(milliseconds),
         "max_ms": max(milliseconds),
@@ -89,6 +99,7 @@ def _device_peak() -> int | None:
 def run_child(bench: Bench, variant: str, problem: str, steps: int, limit_s: float) -> dict[str, Any]:
     """A variant's record from a fresh process; `error` when it has none."""
     command = [sys.executable, "-m", bench.module, "--child", variant, "--problem", problem, "--steps", str(steps)]
+    command += ["--limit", str(STEPS_SHARE * limit_s)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit_s)
@@ -146,21 +157,36 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
     parser.add_argument("--variants", default=",".join(bench.variants))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--limit", type=float, default=600, help="seconds a variant may take")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="that all variants may take, shared fairly")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--resume", action="store_true", help="keep the variants that --json FILE already has")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    started = time.monotonic()
     if arguments.child:
-        print(json.dumps(measure(bench.variants[arguments.child](arguments.problem), arguments.steps)))
+        prepared = bench.variants[arguments.child](arguments.problem)
+        print(json.dumps(measure(prepared, arguments.steps, started + arguments.limit)))
         return
     chosen = arguments.variants.split(",")
     if unknown := [name for name in chosen if name not in bench.variants]:
         raise SystemExit(f"--variants {unknown[0]!r}: expected some of {', '.join(bench.variants)}")
     command = f"python -m {bench.module} {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
     print(f"# {command}\n# {bench.problems[arguments.problem]}\n{HEADER}")
+    kept = _kept(arguments.json, arguments.problem) if arguments.resume and arguments.json else {}
     record: dict[str, Any] = {"command": command, "problem": arguments.problem, "machine": machine(), "variants": {}}
     found = record["variants"]
-    for name in chosen:
-        found[name] = run_child(bench, name, arguments.problem, arguments.steps, arguments.limit)
+    for number, name in enumerate(chosen):
+        fair_s = (arguments.seconds - (time.monotonic() - started)) / (len(chosen) - number)
+        limit_s = min(arguments.limit, fair_s)
+        found[name] = kept.get(name) or run_child(bench, name, arguments.problem, arguments.steps, limit_s)
         print(row(name, found[name], found[chosen[0]]), flush=True)
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _kept(file: str, problem: str) -> dict[str, dict[str, Any]]:
+    """Variants without an error in an earlier run's data of the same problem."""
+    earlier = json.loads(Path(file).read_text()) if Path(file).exists() else {}
+    if earlier.get("problem") != problem:
+        return {}
+    return {name: record for name, record in earlier["variants"].items() if "error" not in record}
