@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_grpo.decoding import Decoder, Progress, Prompts
 from jax_grpo.model import GPT2
-from jax_grpo.sampling import Sampling, sample
+from jax_grpo.sampling import Sampling
 from jax_grpo.tokenizer import Tokenizer
 
 PROMPT_MULTIPLE = 16  # prompts are padded to a multiple of this many tokens, which bounds recompilation
@@ -91,15 +92,13 @@ def row_keys(seed: int | jax.Array, step: jax.Array, prompt_P: jax.Array, group_
     return jax.vmap(lambda key: jax.vmap(lambda g: jax.random.fold_in(key, g))(jnp.arange(group_size)))(keys_P)
 
 
-class _Loop(NamedTuple):
-    t: jax.Array
-    ids_PGC: jax.Array
-    mask_PGC: jax.Array
-    logp_PGC: jax.Array
-    state_PG: jax.Array
-    stopped_PG: jax.Array
-    seen_PGV: jax.Array | None
-    caches: list
+def uniforms(keys_PG: jax.Array, length: int, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """The random number in [0, 1) that draws token t of each completion, [P, G, length]; drawn once, outside the decode loop."""
+
+    def of_row(key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(key, t), dtype=dtype))(jnp.arange(length))
+
+    return jax.vmap(jax.vmap(of_row))(keys_PG)
 
 
 def make_generate(
@@ -112,6 +111,7 @@ def make_generate(
     sampling: Sampling,
     stop_table_SV: np.ndarray,
     accept_state: int,
+    compacts: bool = True,
 ):
     """Compiled generation for fixed settings; one program per padded prompt length.
 
@@ -124,6 +124,7 @@ def make_generate(
         sampling: shared by every completion.
         stop_table_SV: `StopRule.token_table`: state after reading a token, by state and token.
         accept_state: the state that ends a completion.
+        compacts: see `decoding.Decoder`; changes time and memory, no token.
 
     Returns:
         Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are
@@ -131,78 +132,57 @@ def make_generate(
     """
     table_SV = jnp.asarray(stop_table_SV, jnp.int32)
 
-    def done(loop: _Loop, cap_P: jax.Array) -> jax.Array:
-        return loop.stopped_PG | (loop.t >= cap_P)[:, None]
-
-    def next_token(model: GPT2, hidden_PGH: jax.Array, loop: _Loop, keys_PG: jax.Array, cap_P: jax.Array) -> _Loop:
-        """Samples token t of every completion and moves its stop automaton."""
-        prompts = hidden_PGH.shape[0]
-        rows = prompts * group_size
-        embedding_VH = model.wte.embedding[...].astype(hidden_PGH.dtype)
-        dtype = jnp.promote_types(hidden_PGH.dtype, jnp.float32)
-        logits_RV = jnp.einsum("rh,vh->rv", hidden_PGH.reshape(rows, -1), embedding_VH, preferred_element_type=dtype)
-        keys_R = jax.vmap(lambda key: jax.random.fold_in(key, loop.t))(keys_PG.reshape(rows))
-        seen_RV = None if loop.seen_PGV is None else loop.seen_PGV.reshape(rows, -1)
-        token_R, logp_R = sample(logits_RV, keys_R, sampling, seen_RV, vocab_size)
-        token_PG, logp_PG = token_R.reshape(-1, group_size), logp_R.reshape(-1, group_size)
-        live_PG = ~done(loop, cap_P)
-        token_PG = jnp.where(live_PG, token_PG, pad_id)
-        state_PG = jnp.where(live_PG, table_SV[loop.state_PG, token_PG], loop.state_PG)
-        if seen_RV is not None:
-            seen_RV = seen_RV.at[jnp.arange(rows), token_PG.reshape(rows)].set(True)
-        return loop._replace(
-            t=loop.t + 1,
-            ids_PGC=loop.ids_PGC.at[:, :, loop.t].set(token_PG),
-            mask_PGC=loop.mask_PGC.at[:, :, loop.t].set(live_PG.astype(jnp.int32)),
-            logp_PGC=loop.logp_PGC.at[:, :, loop.t].set(jnp.where(live_PG, logp_PG, 0)),
-            state_PG=state_PG,
-            stopped_PG=state_PG == accept_state,
-            seen_PGV=None if seen_RV is None else seen_RV.reshape(prompts, group_size, -1),
-        )
-
     @jax.jit
     def generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P=None) -> Rollout:
-        model: GPT2 = nnx.merge(graphdef, params)
-        cap_P = jnp.full(ids_PT.shape[:1], max_new_tokens) if cap_P is None else cap_P
-        prompts = ids_PT.shape[0]
-        shape = (prompts, group_size, max_new_tokens)
-        hidden_PTH, prompt_caches = model.prefill(ids_PT, mask_PT)
-        keys_PG = row_keys(seed, step, prompt_P, group_size)
-        prompt_length_P = jnp.sum(mask_PT, axis=-1)
+        compute_dtype = nnx.merge(graphdef, params).compute_dtype
+        model: GPT2 = nnx.merge(graphdef, _cast_matrices(params, compute_dtype))
+        shape = (*ids_PT.shape[:1], group_size, max_new_tokens)
+        hidden_PTH, caches = model.prefill(ids_PT, mask_PT)
+        dtype = jnp.promote_types(hidden_PTH.dtype, jnp.float32)
+        prompts = Prompts(
+            caches=caches,
+            mask_PT=mask_PT,
+            length_P=jnp.sum(mask_PT, axis=-1),
+            uniform_PGC=uniforms(row_keys(seed, step, prompt_P, group_size), max_new_tokens, dtype),
+            cap_P=jnp.full(shape[:1], max_new_tokens) if cap_P is None else cap_P,
+        )
         seen_PGV = None
         if sampling.repetition_penalty != 1.0:
-            seen_PV = jnp.zeros((prompts, model.config.padded_vocab_size), bool)
-            seen_PV = seen_PV.at[jnp.arange(prompts)[:, None], ids_PT].max(mask_PT.astype(bool))
-            seen_PGV = jnp.broadcast_to(seen_PV[:, None], (prompts, group_size, seen_PV.shape[-1]))
-        loop = _Loop(
-            t=jnp.int32(0),
+            seen_PV = jnp.zeros((shape[0], model.config.padded_vocab_size), bool)
+            seen_PV = seen_PV.at[jnp.arange(shape[0])[:, None], ids_PT].max(mask_PT.astype(bool))
+            seen_PGV = jnp.broadcast_to(seen_PV[:, None], (*shape[:2], seen_PV.shape[-1]))
+        progress = Progress(
             ids_PGC=jnp.full(shape, pad_id, jnp.int32),
             mask_PGC=jnp.zeros(shape, jnp.int32),
-            logp_PGC=jnp.zeros(shape, jnp.promote_types(hidden_PTH.dtype, jnp.float32)),
+            logp_PGC=jnp.zeros(shape, dtype),
             state_PG=jnp.broadcast_to(start_state_P[:, None], shape[:2]).astype(jnp.int32),
             stopped_PG=jnp.zeros(shape[:2], bool),
             seen_PGV=seen_PGV,
-            caches=model.empty_completions(*shape),
         )
-        last_PGH = jnp.broadcast_to(hidden_PTH[:, -1:], (prompts, group_size, hidden_PTH.shape[-1]))
-        loop = next_token(model, last_PGH, loop, keys_PG, cap_P)
-
-        def body(loop: _Loop) -> _Loop:
-            step = loop.t - 1  # the token to read; the one after it is sampled
-            hidden_PGH, caches = model.decode(
-                jax.lax.dynamic_index_in_dim(loop.ids_PGC, step, axis=2, keepdims=False),
-                jnp.broadcast_to((prompt_length_P + step)[:, None], shape[:2]),
-                prompt_caches,
-                mask_PT,
-                loop.caches,
-                step,
-            )
-            return next_token(model, hidden_PGH, loop._replace(caches=caches), keys_PG, cap_P)
-
-        loop = jax.lax.while_loop(lambda loop: ~jnp.all(done(loop, cap_P)), body, loop)
-        return Rollout(loop.ids_PGC, loop.mask_PGC, loop.logp_PGC, loop.stopped_PG)
+        decoder = Decoder(
+            model=model,
+            embedding_VH=model.wte.embedding[...].astype(model.compute_dtype),
+            vocab_size=vocab_size,
+            pad_id=pad_id,
+            sampling=sampling,
+            table_SV=table_SV,
+            accept_state=accept_state,
+            compacts=compacts,
+        )
+        last_PGH = jnp.broadcast_to(hidden_PTH[:, -1:], (*shape[:2], hidden_PTH.shape[-1]))
+        done = decoder.run(prompts, progress, last_PGH)
+        return Rollout(done.ids_PGC, done.mask_PGC, done.logp_PGC, done.stopped_PG)
 
     return generate
+
+
+def _cast_matrices(params: nnx.State, dtype: jnp.dtype) -> nnx.State:
+    """Weights that a matmul would cast at every decode step, cast once; embeddings, biases and norms are used as stored."""
+
+    def cast(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
+        return leaf.replace(leaf[...].astype(dtype)) if path[-1] == "kernel" else leaf
+
+    return nnx.from_flat_state([(path, cast(path, leaf)) for path, leaf in nnx.to_flat_state(params)])
 
 
 def decode_completions(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:

@@ -93,13 +93,13 @@ def _first_above(cumulative_RN: jax.Array, target_R: jax.Array) -> jax.Array:
 
 
 def sample(
-    logits_RV: jax.Array, keys_R: jax.Array, sampling: Sampling, seen_RV: jax.Array | None, vocab_size: int
+    logits_RV: jax.Array, uniform_R: jax.Array, sampling: Sampling, seen_RV: jax.Array | None, vocab_size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Draws one token a row.
 
     Args:
         logits_RV: raw logits, float32 or wider; columns >= vocab_size are padding.
-        keys_R: one PRNG key a row.
+        uniform_R: the row's random number, in [0, 1).
         sampling: settings; static.
         seen_RV: tokens that count as repeated, or None when there is no repetition penalty.
         vocab_size: real columns.
@@ -112,12 +112,13 @@ def sample(
     temperature = sampling.temperature or 1.0
     real_V = jnp.arange(logits_RV.shape[-1]) < vocab_size
     logits_RV = jnp.where(real_V, logits_RV, -jnp.inf)
-    logprobs_RV = jax.nn.log_softmax(logits_RV / temperature, axis=-1)
+    scaled_RV = logits_RV / temperature
     if seen_RV is not None:
         logits_RV = penalise_repetition(logits_RV, seen_RV, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         token_R = jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
     else:
-        uniform_R = jax.vmap(lambda key: jax.random.uniform(key, dtype=logits_RV.dtype))(keys_R)
         token_R = draw(keep_likely(logits_RV / temperature, sampling), uniform_R)
-    return token_R, jnp.take_along_axis(logprobs_RV, token_R[:, None], axis=-1)[:, 0]
+    # log_softmax's value at one column: the whole array of them would be written and never read.
+    chosen_R = jnp.take_along_axis(scaled_RV, token_R[:, None], axis=-1)[:, 0]
+    return token_R, chosen_R - jax.nn.logsumexp(scaled_RV, axis=-1)

@@ -87,12 +87,14 @@ def test_decode_with_the_shared_prompt_cache_equals_the_full_forward(x64):
     tokens = grouped_tokens()
     expected = model.grouped(*jax.tree.leaves(tokens))
     _, prompts = model.prefill(tokens.prompt_ids_PT, tokens.prompt_mask_PT)
-    caches = model.empty_completions(4, 4, 6)
+    chunks: list = []
     length_P = tokens.prompt_mask_PT.sum(-1)
     for step in range(5):
+        if step % 2 == 0:  # a new chunk begins; those before it are full
+            chunks.append(model.empty_chunk(4, 4, 2))
         position_PG = jnp.broadcast_to((length_P + step)[:, None], (4, 4))
-        hidden, caches = model.decode(
-            tokens.completion_ids_PGC[..., step], position_PG, prompts, tokens.prompt_mask_PT, caches, jnp.int32(step)
+        hidden, chunks[-1] = model.decode(
+            tokens.completion_ids_PGC[..., step], position_PG, prompts, tokens.prompt_mask_PT, chunks, jnp.int32(step)
         )
         live = tokens.completion_mask_PGC[..., step].astype(bool)
         assert np.abs((hidden - expected[:, :, step + 1])[live]).max() < 1e-10

@@ -22,7 +22,7 @@ UNCHANGED = Sampling()
 NEVER = np.repeat(np.arange(2)[:, None], TINY.vocab_size, axis=1)  # no token stops
 
 
-def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, vocab=TINY.vocab_size):
+def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, vocab=TINY.vocab_size, compacts=True):
     return make_generate(
         graphdef,
         vocab_size=vocab,
@@ -32,6 +32,7 @@ def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, voca
         sampling=sampling,
         stop_table_SV=table,
         accept_state=len(table) - 1,
+        compacts=compacts,
     )
 
 
@@ -50,12 +51,16 @@ SETTINGS = {
     "top_p": Sampling(top_p=0.8),
     "min_p": Sampling(min_p=0.4),
     "top_k and top_p": Sampling(temperature=1.3, top_k=8, top_p=0.8),
-    "all": Sampling(temperature=1.5, top_k=9, top_p=0.9, min_p=0.3),
+    "repetition penalty": Sampling(repetition_penalty=1.8),
+    "all": Sampling(temperature=1.5, top_k=9, top_p=0.9, min_p=0.3, repetition_penalty=1.4),
 }
+SEEN = np.arange(128) % 3 == 0  # tokens that count as repeated
 
 
 def _exact_distribution(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The definition, token by token, sorted once."""
+    penalised = np.where(logits > 0, logits / sampling.repetition_penalty, logits * sampling.repetition_penalty)
+    logits = np.where(SEEN[: len(logits)], penalised, logits)
     p = np.exp(logits / sampling.temperature - np.max(logits / sampling.temperature))
     p /= p.sum()
     order = np.argsort(-p)
@@ -76,7 +81,8 @@ def test_samples_follow_the_exact_distribution(name):
     padded[:vocab] = logits
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(draws))
     rows = jnp.broadcast_to(jnp.asarray(padded, jnp.float32), (draws, 128))
-    tokens, logp = sample(rows, keys, SETTINGS[name], None, vocab)
+    seen = jnp.broadcast_to(SEEN, rows.shape) if SETTINGS[name].repetition_penalty != 1 else None
+    tokens, logp = sample(rows, jax.vmap(jax.random.uniform)(keys), SETTINGS[name], seen, vocab)
     counts = np.bincount(np.asarray(tokens), minlength=128)
     expected = _exact_distribution(logits, SETTINGS[name])
     assert counts[vocab:].sum() == 0 and (counts[:vocab][expected == 0] == 0).all()
@@ -113,7 +119,7 @@ def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_p
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=131, n_layer=2, n_head=2, n_embd=32, n_positions=32, bos_token_id=0, eos_token_id=0
+            vocab_size=131, n_layer=2, n_head=2, n_embd=32, n_positions=64, bos_token_id=0, eos_token_id=0
         )
     ).eval()
     with torch.no_grad():
@@ -124,7 +130,7 @@ def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_p
     graphdef = nnx.split(nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
     lengths = [1 + i % 10 for i in range(64)]
     ids, mask = _prompts(lengths)
-    generate = _generate(graphdef, group=1, new=12, sampling=Sampling(temperature=0.0))
+    generate = _generate(graphdef, group=1, new=40, sampling=Sampling(temperature=0.0))  # three chunks of the cache
     ours = generate(params, ids, mask, np.zeros(64, np.int32), np.arange(64), 0, 0).completion_ids_PGC[:, 0]
     for row, length in enumerate(lengths):
         prompt = torch.tensor(ids[row : row + 1, 10 - length :], dtype=torch.long)
@@ -133,8 +139,8 @@ def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_p
             out = theirs.generate(
                 prompt,
                 attention_mask=ones,
-                max_new_tokens=12,
-                min_new_tokens=12,
+                max_new_tokens=40,
+                min_new_tokens=40,
                 do_sample=False,
                 pad_token_id=0,
                 eos_token_id=None,
@@ -142,24 +148,63 @@ def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_p
         np.testing.assert_array_equal(ours[row], out[0, length:], err_msg=f"prompt {row} of {length} tokens")
 
 
+def _stops_often(every: int) -> np.ndarray:
+    """Stop table: one token in `every` ends a completion."""
+    stops = np.arange(TINY.vocab_size) % every == 0
+    return np.stack([stops.astype(np.int32), np.ones(TINY.vocab_size, np.int32)])
+
+
 def test_a_completion_does_not_depend_on_its_batch():
     graphdef, params = tiny_model()
-    ids, mask = _prompts([3, 7, 5, 9])
-    numbers = np.array([11, 12, 13, 14])
-    together = _generate(graphdef, group=3)(params, ids, mask, np.zeros(4, np.int32), numbers, 5, 2)
+    lengths = [1 + 3 * i % 10 for i in range(64)]
+    ids, mask = _prompts(lengths)
+    numbers = np.arange(11, 75)
+    # Stops of many lengths over two chunks of the cache, so that most of the 64 have stopped when the last ones are decoded alone.
+    generate = _generate(graphdef, group=3, new=20, table=_stops_often(16))
+
+    def run(rows, i=ids, m=mask, step=2):
+        return np.asarray(
+            generate(
+                params, i[rows], m[rows], np.zeros(len(i[rows]), np.int32), numbers[rows], 5, step
+            ).completion_ids_PGC
+        )
+
+    together = run(slice(None))
+    order = np.random.default_rng(0).permutation(64)
+    np.testing.assert_array_equal(run(order), together[order], err_msg="other positions")
     wide_ids, wide_mask = (np.pad(x, ((0, 0), (6, 0))) for x in (ids, mask))
-    for row in range(4):
-        for i, m in ((ids, mask), (wide_ids, wide_mask)):
-            one = slice(row, row + 1)
-            alone = _generate(graphdef, group=3)(params, i[one], m[one], np.zeros(1, np.int32), numbers[one], 5, 2)
-            np.testing.assert_array_equal(alone.completion_ids_PGC[0], together.completion_ids_PGC[row])
-    order = np.array([2, 0, 3, 1])
-    moved = _generate(graphdef, group=3)(params, ids[order], mask[order], np.zeros(4, np.int32), numbers[order], 5, 2)
-    np.testing.assert_array_equal(moved.completion_ids_PGC, together.completion_ids_PGC[order])
-    other_step = _generate(graphdef, group=3)(params, ids, mask, np.zeros(4, np.int32), numbers, 5, 3)
-    assert (other_step.completion_ids_PGC != together.completion_ids_PGC).any()
-    samples = np.asarray(together.completion_ids_PGC)
-    assert (samples[:, 0] != samples[:, 1]).any(), "samples of a group differ"
+    other_ids, other_mask = _prompts(lengths[::-1], seed=1)
+    for row in (0, 17, 40, 63):
+        one = slice(row, row + 1)
+        np.testing.assert_array_equal(run(one)[0], together[row], err_msg="alone")
+        np.testing.assert_array_equal(
+            run(one, wide_ids, wide_mask)[0], together[row], err_msg="alone, in a wider bucket"
+        )
+        other_ids[row], other_mask[row] = ids[row], mask[row]
+        np.testing.assert_array_equal(
+            run(slice(None), other_ids, other_mask)[row], together[row], err_msg="among other prompts of other lengths"
+        )
+    assert (run(slice(None), step=3) != together).any()
+    assert (together[:, 0] != together[:, 1]).any(), "samples of a group differ"
+
+
+@pytest.mark.parametrize("last", [1, 3, 5])
+def test_going_on_with_half_of_the_prompts_changes_no_token(last):
+    """Prompts of short caps stop early; `last` of six go on to the cap, into a second chunk."""
+    graphdef, params = tiny_model()
+    ids, mask = _prompts([3, 7, 5, 9, 2, 4])
+    caps = np.where(np.arange(6) * 5 % 6 < last, 20, 8 + np.arange(6)).astype(np.int32)
+    found = [
+        _generate(graphdef, new=20, table=_stops_often(97), compacts=compacts)(
+            params, ids, mask, np.zeros(6, np.int32), np.arange(6), 3, 0, caps
+        )
+        for compacts in (True, False)
+    ]
+    lengths = np.asarray(found[0].completion_mask_PGC).sum(-1)
+    assert (lengths <= caps[:, None]).all() and (lengths.max(1)[caps == 20] > 16).all()
+    for name, ours, theirs in zip(found[0]._fields, *found, strict=True):
+        tolerance = 1e-5 if name == "sampling_logp_PGC" else 0  # matmuls of other sizes round otherwise
+        np.testing.assert_allclose(ours, theirs, atol=tolerance, err_msg=name)
 
 
 def test_sampling_logprobs_are_those_the_trainer_recomputes():

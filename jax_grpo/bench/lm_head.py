@@ -100,7 +100,7 @@ def parse_shape(text: str) -> Any:
         ValueError: neither; says what was expected.
     """
     from jax_grpo.bench.lm_head_variants import SHAPES, Shape
-    from jax_grpo.model import VOCAB_MULTIPLE
+    from jax_grpo.layers import VOCAB_MULTIPLE
 
     if text in SHAPES:
         return SHAPES[text]

@@ -1,0 +1,104 @@
+"""GPT-2's architecture and the layers around attention: linear maps, norms, the MLP.
+
+Attribute names follow Hugging Face's, so that a parameter's path is its checkpoint name.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+VOCAB_MULTIPLE = 128  # aligned rows of the [V, H] embedding; avoids a pad of the odd 50257 in every step
+
+
+@dataclasses.dataclass(frozen=True)
+class GPT2Config:
+    """Architecture of a GPT-2 (Radford et al. 2019); field meanings are those of Hugging Face's `GPT2Config`.
+
+    Raises:
+        ValueError: a size is not positive, or `hidden_size` is not a multiple of `num_heads`.
+    """
+
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    hidden_size: int
+    max_position_embeddings: int
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for field in ("vocab_size", "num_layers", "num_heads", "hidden_size", "max_position_embeddings"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"GPT2Config.{field} is {getattr(self, field)}; expected at least 1")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"GPT2Config.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding parameter. Rows >= vocab_size are zero and never enter a softmax."""
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+def wide_dtype(x: jax.Array):
+    """The dtype that sums over x's elements are taken in: at least float32."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def normal(std: float):
+    """Initialiser of GPT-2's weights."""
+    return nnx.initializers.normal(std)
+
+
+class Linear(nnx.Linear):
+    """x W + b in the compute dtype, but for the addition of b.
+
+    That one is in at least float32: the gradient of b is a sum over every token of a batch, which bfloat16 would round
+    after each (6 % off for 5,000 tokens).
+    """
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        assert self.bias is not None
+        product = inputs.astype(self.dtype) @ self.kernel[...].astype(self.dtype)
+        wide = wide_dtype(product)
+        return (product.astype(wide) + self.bias[...].astype(wide)).astype(self.dtype)
+
+
+class MLP(nnx.Module):
+    """Width H to 4 H and back, with GPT-2's tanh approximation of GELU (`gelu_new`)."""
+
+    def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs, param_dtype, compute_dtype):
+        width = config.hidden_size
+        self.c_fc = Linear(
+            width, 4 * width, kernel_init=normal(0.02), dtype=compute_dtype, param_dtype=param_dtype, rngs=rngs
+        )
+        self.c_proj = Linear(
+            4 * width,
+            width,
+            kernel_init=normal(0.02 / math.sqrt(2 * config.num_layers)),
+            dtype=compute_dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.c_proj(jax.nn.gelu(self.c_fc(x), approximate=True))
+
+
+def layer_norm(config: GPT2Config, rngs: nnx.Rngs, param_dtype, compute_dtype) -> nnx.LayerNorm:
+    """GPT-2's norm over the last axis, variance about the mean."""
+    return nnx.LayerNorm(
+        config.hidden_size,
+        epsilon=config.layer_norm_epsilon,
+        use_fast_variance=False,  # E[x^2] - E[x]^2 cancels in float32
+        dtype=compute_dtype,
+        param_dtype=param_dtype,
+        rngs=rngs,
+    )
