@@ -1,5 +1,7 @@
 """The benchmark suite survives variants that fail, says why, keeps to its minutes, and goes on where it was stopped."""
 
+import importlib
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -9,7 +11,11 @@ from tiny_bench import BENCH
 
 from jax_grpo.bench import all as suite_all
 from jax_grpo.bench import fits, harness, scaling
+from jax_grpo.bench.knobs import KNOBS
 from jax_grpo.bench.pictures import save_pictures
+from jax_grpo.config import load_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +70,25 @@ def test_a_suite_survives_what_fails_keeps_to_its_minutes_and_goes_on(tmp_path):
     (tmp_path / "raw" / "absent.json").write_text("{ half a file")
     _, again = suite(tmp_path, "--minutes", "0.05")
     assert again["variants"]["done"] == tiny["variants"]["done"], "kept, not measured again"
+
+
+@pytest.mark.parametrize("name", list(suite_all.ENTRIES))
+def test_every_entry_asks_for_what_its_benchmark_has(name):
+    entry = suite_all.ENTRIES[name]
+    if importlib.util.find_spec(entry.module) is None:
+        pytest.skip(f"{entry.module} is not here")
+    given = dict(zip(entry.arguments[::2], entry.arguments[1::2], strict=True))
+    bench = getattr(importlib.import_module(entry.module), "BENCH", None)
+    if bench is None:
+        assert entry.module in (*suite_all.UNBUDGETED, scaling.__name__)
+    else:
+        assert given.get("--problem", next(iter(bench.problems))) in bench.problems
+        assert set(given.get("--variants", next(iter(bench.variants))).split(",")) <= set(bench.variants)
+
+
+def test_every_knob_is_a_config():
+    for name, overrides in KNOBS.items():
+        assert load_config(str(CONFIGS / "rookworld_4090.yaml"), overrides), name
 
 
 def test_peers_are_compared_with_the_first_variant():
