@@ -23,7 +23,7 @@ from jax_grpo.bench.pictures import save_pictures
 
 
 class Entry(NamedTuple):
-    """A benchmark of the suite: its module, arguments, weight (its seconds where all take 480), and the machines it is for."""
+    """A benchmark of the suite: its module, arguments, weight (about its seconds), and the machines it is for."""
 
     module: str
     weight: float
@@ -32,41 +32,50 @@ class Entry(NamedTuple):
 
 
 CPU, ACCELERATOR = ("cpu",), ("accelerator",)
-# Shapes of the suite on a CPU are those that two cores do in seconds; there TF32 and cuDNN do not exist.
+# Shapes and variants of the suite on a CPU are those that two idle cores do in seconds; there TF32 and cuDNN do not exist.
 ENTRIES: dict[str, Entry] = {
-    "update_quickstart": Entry("jax_grpo.bench.update", 45, ("--problem", "quickstart", "--steps", "5")),
-    "update_124m": Entry("jax_grpo.bench.update", 85, ("--problem", "124m", "--steps", "3"), CPU),
+    "update_quickstart": Entry(
+        "jax_grpo.bench.update", 60,
+        ("--problem", "quickstart", "--steps", "5", "--variants", "jax_grpo,jax_grpo-chunked,torch_ref,torch_ref-compiled,TRL"),
+    ),
+    "update_124m": Entry(
+        "jax_grpo.bench.update", 80,
+        ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo-chunked,torch_ref,TRL"), CPU,
+    ),
     "update_124m_64x192": Entry("jax_grpo.bench.update", 85, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
-    "rollout_quickstart": Entry("jax_grpo.bench.rollout", 30, ("--problem", "quickstart", "--steps", "3")),
+    "iteration_width_128": Entry(
+        "jax_grpo.bench.iteration", 70, ("--problem", "width-128", "--steps", "3", "--variants", "jax_grpo,TRL"), CPU
+    ),
+    "iteration_124m": Entry(
+        "jax_grpo.bench.iteration", 60, ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo,TRL"), CPU
+    ),
+    "iteration_124m_8x8x144": Entry("jax_grpo.bench.iteration", 60, ("--problem", "124m-8x8x144-bf16"), ACCELERATOR),
+    "rollout_quickstart": Entry(
+        "jax_grpo.bench.rollout", 30,
+        ("--problem", "quickstart", "--steps", "3", "--variants", "jax_grpo,transformers,torch_ref"),
+    ),
     "rollout_gpt2_small": Entry(
-        "jax_grpo.bench.rollout", 60,
-        ("--problem", "gpt2-small", "--steps", "2", "--variants", "jax_grpo,transformers,torch_ref"), CPU,
+        "jax_grpo.bench.rollout", 45, ("--problem", "gpt2-small", "--steps", "2", "--variants", "jax_grpo,transformers"), CPU
     ),
     "rollout_gpt2_small_64x144": Entry(
         "jax_grpo.bench.rollout", 60, ("--problem", "gpt2-small-64x144-bf16"), ACCELERATOR
     ),
-    "iteration_width_128": Entry(
-        "jax_grpo.bench.iteration", 60, ("--problem", "width-128", "--steps", "3", "--variants", "jax_grpo,TRL"), CPU
-    ),
-    "iteration_124m": Entry(
-        "jax_grpo.bench.iteration", 50, ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo,TRL"), CPU
-    ),
-    "iteration_124m_8x8x144": Entry("jax_grpo.bench.iteration", 60, ("--problem", "124m-8x8x144-bf16"), ACCELERATOR),
     "precision": Entry(
         "jax_grpo.bench.precision", 20,
         ("--steps", "3", "--variants", "update-float32,update-bfloat16,matmul-float32,matmul-bfloat16"), CPU,
     ),
     "precision_124m": Entry("jax_grpo.bench.precision", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
-    "attention": Entry(
-        "jax_grpo.bench.attention", 12, ("--steps", "5", "--variants", "model,xla,torch-sdpa"), CPU
-    ),
+    "attention": Entry("jax_grpo.bench.attention", 12, ("--steps", "5", "--variants", "model,xla,torch-sdpa"), CPU),
     "attention_1024": Entry("jax_grpo.bench.attention", 30, ("--problem", "1024"), ACCELERATOR),
-    "remat": Entry("jax_grpo.bench.remat", 20, ("--steps", "3"), CPU),
+    "remat": Entry("jax_grpo.bench.remat", 18, ("--steps", "3", "--variants", "none,dots,full"), CPU),
     "remat_124m": Entry("jax_grpo.bench.remat", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
-    "optimiser": Entry("jax_grpo.bench.optimiser", 12, ("--steps", "10"), CPU),
+    "optimiser": Entry(
+        "jax_grpo.bench.optimiser", 15,
+        ("--steps", "10", "--variants", "optax,optax-bfloat16-moment,torch-foreach,torch-fused"), CPU,
+    ),
     "optimiser_124m": Entry("jax_grpo.bench.optimiser", 20, ("--problem", "124m"), ACCELERATOR),
     "lm_head": Entry("jax_grpo.bench.lm_head", 60, ("--target", "local"), ACCELERATOR),
-    "scaling": Entry("jax_grpo.bench.scaling", 90),
+    "scaling": Entry("jax_grpo.bench.scaling", 100),
 }  # fmt: skip
 UNBUDGETED = ("jax_grpo.bench.lm_head",)  # has neither --seconds nor --resume of its own
 GRACE_S = 5.0  # beyond a benchmark's share before it is ended from outside

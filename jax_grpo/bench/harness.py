@@ -23,6 +23,9 @@ from typing import Any
 Step = Callable[[], Any]  # does the work and waits for it
 WARM_UP = 2  # steps, the first of which compiles
 STEPS_SHARE = 0.7  # of a variant's seconds: no step is begun later, so that the last one is done before the end
+BORROWED = (
+    2.5  # equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others
+)
 TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -176,8 +179,8 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
     record: dict[str, Any] = {"command": command, "problem": arguments.problem, "machine": machine(), "variants": {}}
     found = record["variants"]
     for number, name in enumerate(chosen):
-        fair_s = (arguments.seconds - (time.monotonic() - started)) / (len(chosen) - number)
-        limit_s = min(arguments.limit, fair_s)
+        left_s = arguments.seconds - (time.monotonic() - started)
+        limit_s = min(arguments.limit, left_s, BORROWED * left_s / (len(chosen) - number))
         found[name] = kept.get(name) or run_child(bench, name, arguments.problem, arguments.steps, limit_s)
         print(row(name, found[name], found[chosen[0]]), flush=True)
         if arguments.json:
