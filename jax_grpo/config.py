@@ -78,7 +78,7 @@ class Config(Section):
                 f"update.minibatches {self.update.minibatches} must divide prompts.per_iteration {prompts}: groups stay whole"
             )
         per_step = prompts // self.update.minibatches
-        parts = self.update.micro_batches
+        parts = 1 if self.update.micro_batches == "auto" else self.update.micro_batches
         if per_step % parts and (parts % per_step or group % (parts // per_step)):
             raise ValueError(
                 f"update.micro_batches {parts} must cut {per_step} prompts x {group} completions into whole groups or equal "
@@ -114,6 +114,21 @@ class Config(Section):
                 f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {self.rollout.max_new_tokens}"
             )
         return self
+
+    def with_micro_batches(self, parts: int) -> "Config":
+        """The config with this `update.micro_batches`.
+
+        Raises:
+            ValueError: it does not cut the optimiser batch evenly.
+        """
+        values = self.model_dump()
+        return Config.model_validate(values | {"update": values["update"] | {"micro_batches": parts}})
+
+    def possible_micro_batches(self) -> list[int]:
+        """Every `update.micro_batches` that cuts the optimiser batch evenly, fewest first."""
+        prompts, group = self.prompts.per_iteration // self.update.minibatches, self.rollout.group_size
+        whole = [parts for parts in range(1, prompts + 1) if prompts % parts == 0]
+        return whole + [prompts * slices for slices in range(2, group + 1) if group % slices == 0]
 
     def optimizer_steps(self) -> int:
         """N of the schedule: `update.total_steps`, or what the iterations make."""

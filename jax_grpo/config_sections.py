@@ -3,7 +3,7 @@
 `--help` lists them all. What holds between sections is checked in `config`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -16,6 +16,15 @@ Text = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+
+
+def _count_or_auto(value: Any) -> Any:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError(f"is {value!r}; expected a whole number of at least 1, or auto")
+    return value
+
+
+CountOrAuto = Annotated[int | Literal["auto"], pydantic.PlainValidator(_count_or_auto)]
 
 
 class Section(pydantic.BaseModel):
@@ -303,8 +312,11 @@ class UpdateConfig(Section):
     """mu (TRL: num_iterations)."""
     minibatches: Count = 1
     """Optimiser steps an epoch; groups stay whole."""
-    micro_batches: Count = 1
-    """Parts of one optimiser step, one after another (TRL: gradient_accumulation_steps)."""
+    micro_batches: CountOrAuto = 1
+    """Parts of one optimiser step, one after another (TRL: gradient_accumulation_steps); `auto`: the fewest whose compiled
+    program fits into memory. A run that continues keeps the number that was chosen."""
+    memory_limit_gb: Positive | None = None
+    """micro_batches `auto`: 10^9 bytes that may be used; null: of a GPU what JAX reserves, of a CPU the memory available."""
     learning_rate: Positive = 1e-5
     """Peak of the schedule."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -329,6 +341,19 @@ class UpdateConfig(Section):
     """Global L2 norm that gradients are clipped to."""
     max_consecutive_nonfinite: Count = 3
     """Skipped steps in a row that end the run."""
+
+    @property
+    def parts(self) -> int:
+        """The number of micro-batches.
+
+        Raises:
+            ValueError: it is `auto` and nothing has chosen yet; `jax_grpo.train` and `jax_grpo.memory` do.
+        """
+        if self.micro_batches == "auto":
+            raise ValueError(
+                "update.micro_batches is auto, which only jax_grpo.train and jax_grpo.memory resolve: give a number"
+            )
+        return self.micro_batches
 
 
 class LMHeadConfig(Section):

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 import jax
-import pydantic
 
 from jax_grpo.config import Config
 from jax_grpo.phases import Phases
@@ -48,22 +47,16 @@ def _advice(program: str, config: Config) -> str:
             f"It generates prompts.per_iteration {prompts} x rollout.group_size {group} = {prompts * group} completions of "
             f"up to {config.rollout.max_new_tokens} tokens side by side: lower one of the three"
         )
-    parts = next_micro_batches(config)
+    parts, now = next_micro_batches(config), config.update.parts
     if parts is None:
         return "Its micro-batch is one completion already: lower rollout.max_new_tokens, or set model.remat true"
     rows = prompts * group // config.update.minibatches
     return (
-        f"Its micro-batch has {rows // config.update.micro_batches} completions: set update.micro_batches {parts} (now "
-        f"{config.update.micro_batches}) for {rows // parts}, which trains the same; model.remat true also saves memory"
+        f"Its micro-batch has {rows // now} completions: set update.micro_batches {parts} (now {now}) "
+        f"for {rows // parts}, which trains the same; model.remat true also saves memory"
     )
 
 
 def next_micro_batches(config: Config) -> int | None:
     """The smallest larger `update.micro_batches` that the config allows; None when there is none."""
-    values = config.model_dump()
-    rows = config.prompts.per_iteration * config.rollout.group_size // config.update.minibatches
-    for parts in range(config.update.micro_batches + 1, rows + 1):
-        with contextlib.suppress(pydantic.ValidationError):
-            Config.model_validate(values | {"update": values["update"] | {"micro_batches": parts}})
-            return parts
-    return None
+    return next((parts for parts in config.possible_micro_batches() if parts > config.update.parts), None)

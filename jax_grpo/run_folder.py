@@ -76,14 +76,15 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def record_start(run_dir: Path, resolved_config: str, command: str | None, iteration: int) -> None:
-    """Writes `run.json`: versions, hardware, commit and command of this start, after those of earlier starts of the run."""
+def record_start(run_dir: Path, resolved_config: str, command: str | None, iteration: int, micro_batches: int) -> None:
+    """Writes `run.json`: versions, hardware, commit, command and micro-batches of this start, after those of earlier ones."""
     file = run_dir / RECORD
     earlier = read_record(run_dir)["starts"] if iteration > 0 else []
     start = {
         "time": _now(),
         "from_iteration": iteration,
         "command": command,
+        "micro_batches": micro_batches,
         "config_sha256": hashlib.sha256(resolved_config.encode()).hexdigest(),
         "git": _commit(),
         "python": platform.python_version(),

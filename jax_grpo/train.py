@@ -23,6 +23,7 @@ from jax_grpo.console import Console
 from jax_grpo.evaluation.during_training import Evaluation, Evaluator
 from jax_grpo.flops import ImpossibleRate
 from jax_grpo.health_log import HealthLog
+from jax_grpo.memory.micro_batches import chosen
 from jax_grpo.metrics import MetricsError, MetricsLog
 from jax_grpo.out_of_memory import DeviceOutOfMemory
 from jax_grpo.phases import Watchdog
@@ -91,6 +92,7 @@ def train(
     with RunFolder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
         checkpoints = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
+        config = chosen(config, print, before=origin.content["config"] if origin else None)
         changes = require_same_run(origin, config) if origin else []
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
@@ -103,7 +105,9 @@ def train(
         abandon_others(origin, checkpoints, print)
         resolved = config.resolved_yaml()
         write_whole(run_dir / "config.yaml", resolved)
-        record_start(run_dir, resolved, None if argv is None else f"{PROGRAM} {shlex.join(argv)}", first)
+        record_start(
+            run_dir, resolved, None if argv is None else f"{PROGRAM} {shlex.join(argv)}", first, config.update.parts
+        )
         with MetricsLog(run_dir, config, kept_bytes, first) as log, Console(config, first) as console, checkpoints:
             console.note(
                 f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"

@@ -82,7 +82,7 @@ def make_score(graphdef, config: Config) -> Callable[[Any, Batch], tuple[jax.Arr
 
     @jax.jit
     def score(params, batch: Batch):
-        parts = cut(batch, config.update.minibatches * config.update.micro_batches)
+        parts = cut(batch, config.update.minibatches * config.update.parts)
         logp_NBS, entropy_NBS = jax.lax.map(lambda part: _head(graphdef, params, part, config, LM_HEADS)(), parts)
         shape = batch.mask_BS.shape
         return logp_NBS.reshape(shape), entropy_NBS.reshape(shape)
@@ -119,7 +119,7 @@ def make_gradient(graphdef, config: Config):
 
         fused = config.lm_head.implementation in FUSED_LOSSES and loss_terms.is_local_to_a_token(config)
         part_loss = one_pass if fused else two_passes
-        parts = config.update.micro_batches
+        parts = config.update.parts
         pieces = Weighted(
             cut(batch, parts),
             *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)),

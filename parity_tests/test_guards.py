@@ -232,8 +232,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 def test_run_json_tells_every_start_and_survives_being_damaged(tmp_path):
     resolved = config().resolved_yaml()
-    record_start(tmp_path, resolved, "python -m jax_grpo.train --config c.yaml", 0)
-    record_start(tmp_path, resolved, "python -m jax_grpo.train --config c.yaml --resume auto", 7)
+    record_start(tmp_path, resolved, "python -m jax_grpo.train --config c.yaml", 0, 1)
+    record_start(tmp_path, resolved, "python -m jax_grpo.train --config c.yaml --resume auto", 7, 1)
     record_finish(tmp_path)
     record = json.loads((tmp_path / "run.json").read_text())
     assert [start["from_iteration"] for start in record["starts"]] == [0, 7] and record["finished"]
@@ -247,7 +247,7 @@ def test_run_json_tells_every_start_and_survives_being_damaged(tmp_path):
     assert first["git"] is None or re.fullmatch("[0-9a-f]{40}", first["git"]["commit"])
     (tmp_path / "run.json").write_text("{cut")
     assert read_record(tmp_path)["starts"] == []
-    record_start(tmp_path, resolved, None, 9)
+    record_start(tmp_path, resolved, None, 9, 1)
     assert len(read_record(tmp_path)["starts"]) == 1
 
 

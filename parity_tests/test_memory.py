@@ -22,6 +22,7 @@ from jax_grpo.memory import buffers
 from jax_grpo.memory.__main__ import main
 from jax_grpo.memory.compiled import compile_program, device
 from jax_grpo.memory.largest import largest
+from jax_grpo.memory.measured import fresh
 from jax_grpo.memory.parts import parts
 from jax_grpo.memory.shapes import run_of
 from jax_grpo.trainer import Trainer
@@ -201,19 +202,15 @@ def test_without_the_compiler_the_error_says_what_to_install():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_compiled_bytes_are_the_measured_ones_where_xlas_own_kernels_do_the_work(tmp_path):
-    file = tmp_path / "report.json"
+@pytest.mark.skipif(sys.platform != "linux", reason="resident pages are read from /proc")
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [("quickstart", "rollout"), ("quickstart", "reference"), ("quickstart", "update"), ("bench_124m_cpu", "update")],
+)
+def test_the_compiled_bytes_are_the_measured_ones_where_xlas_own_kernels_do_the_work(name, program, monkeypatch):
     # Its matrix library packs operands into memory of its own, which XLA does not count: see docs/memory.md.
-    flags = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INVALID"
-    command = [sys.executable, "-m", "jax_grpo.memory", "--config", str(CONFIGS / "quickstart.yaml"), "--target", "cpu"]
-    done = subprocess.run(
-        [*command, "--measure", "--json", str(file)],
-        capture_output=True, text=True, check=False, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(file.read_text())
-    compiled = next(program["peak"] for program in found["programs"] if program["name"] == "update")
-    measured = found["measured"]["update"]["peak"]
-    print(f"update: compiled {compiled / 1e6:.1f} MB, measured {measured / 1e6:.1f} MB (tolerance 5 %)")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INVALID")
+    found = fresh(str(CONFIGS / f"{name}.yaml"), [], "cpu", program)
+    compiled, measured = found["compiled"], found["peak"]
+    print(f"{name}, {program}: compiled {compiled / 1e6:.1f} MB, measured {measured / 1e6:.1f} MB (tolerance 5 %)")
     assert compiled == pytest.approx(measured, rel=0.05)

@@ -231,6 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     try:
         config = load_config(arguments.config, overrides)
+        config = config.with_micro_batches(config.update.parts)  # refuses auto before anything runs
         check_files(config)
         train(config, choices.options(arguments))
     except (ConfigError, EngineError, NonFiniteUpdates, OSError, ValueError) as error:

@@ -73,7 +73,7 @@ def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradie
 
     model.zero_grad(set_to_none=True)
     losses, policies, parts = [], [], []
-    for rows in micro_batches(mask_BT.shape[0], config.update.micro_batches):
+    for rows in micro_batches(mask_BT.shape[0], config.update.parts):
         micro = batch.rows(rows)
         with precision(config, mask_BT.device.type):
             logp_BT, entropy_BT = score(
@@ -166,7 +166,7 @@ def precision(config: Config, device: str) -> AbstractContextManager:
 def score_batch(model: GPT2, batch: Batch, config: Config) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [B, T] of the completion tokens, micro-batch by micro-batch, without gradients."""
     scored = []
-    for rows in micro_batches(batch.input_ids_BT.shape[0], config.update.micro_batches):
+    for rows in micro_batches(batch.input_ids_BT.shape[0], config.update.parts):
         micro = batch.rows(rows)
         tokens = micro.input_ids_BT, micro.attention_mask_BT, micro.completion_mask_BT
         with precision(config, micro.input_ids_BT.device.type):

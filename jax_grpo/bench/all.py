@@ -2,8 +2,8 @@
 
     python -m jax_grpo.bench.all --out docs/results/cpu --minutes 8
 
-A variant that fails or takes too long is recorded with its reason. Results already in the folder are kept, so that a run that
-was stopped goes on where it was; `--fresh` begins again.
+Each benchmark gets its share of the minutes, and shares that among its variants; what one leaves over goes to the next. One that
+fails or takes too long is recorded with its reason. Results already in the folder are kept; `--fresh` begins again.
 """
 
 import argparse
@@ -13,33 +13,73 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_grpo.bench import harness
+from jax_grpo.bench.fits import exponent_lines
 from jax_grpo.bench.pictures import save_pictures
 
 
 class Entry(NamedTuple):
-    """A benchmark of the suite: its module, arguments, and whether it needs an accelerator."""
+    """A benchmark of the suite: its module, arguments, weight (about its seconds), and the machines it is for."""
 
     module: str
+    weight: float
     arguments: tuple[str, ...] = ()
-    accelerator: bool = False
+    machines: tuple[str, ...] = ("cpu", "accelerator")
 
 
-# In order of worth: what does not fit into the minutes is at the end.
+CPU, ACCELERATOR = ("cpu",), ("accelerator",)
+# Shapes and variants of the suite on a CPU are those that two idle cores do in seconds; there TF32 and cuDNN do not exist.
 ENTRIES: dict[str, Entry] = {
-    "update_quickstart": Entry("update", ("--problem", "quickstart", "--steps", "3")),
-    "precision": Entry("precision", ("--steps", "3")),
-    "attention": Entry("attention", ("--steps", "3")),
-    "remat": Entry("remat", ("--steps", "3")),
-    "optimiser": Entry("optimiser", ("--steps", "3")),
-    "scaling": Entry("scaling"),
-    "update_124m": Entry("update", ("--problem", "124m", "--steps", "2")),
-    "update_124m_64x192": Entry("update", ("--problem", "124m-64x192-bf16"), accelerator=True),
-    "lm_head": Entry("lm_head", ("--target", "local"), accelerator=True),
-}
+    "update_quickstart": Entry(
+        "jax_grpo.bench.update", 60,
+        ("--problem", "quickstart", "--steps", "5", "--variants", "jax_grpo,jax_grpo-chunked,torch_ref,torch_ref-compiled,TRL"),
+    ),
+    "update_124m": Entry(
+        "jax_grpo.bench.update", 80,
+        ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo-chunked,torch_ref,TRL"), CPU,
+    ),
+    "update_124m_64x192": Entry("jax_grpo.bench.update", 85, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
+    "iteration_width_128": Entry(
+        "jax_grpo.bench.iteration", 70, ("--problem", "width-128", "--steps", "3", "--variants", "jax_grpo,TRL"), CPU
+    ),
+    "iteration_124m": Entry(
+        "jax_grpo.bench.iteration", 60, ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo,TRL"), CPU
+    ),
+    "iteration_124m_8x8x144": Entry("jax_grpo.bench.iteration", 60, ("--problem", "124m-8x8x144-bf16"), ACCELERATOR),
+    "rollout_quickstart": Entry(
+        "jax_grpo.bench.rollout", 30,
+        ("--problem", "quickstart", "--steps", "3", "--variants", "jax_grpo,transformers,torch_ref"),
+    ),
+    "rollout_gpt2_small": Entry(
+        "jax_grpo.bench.rollout", 45, ("--problem", "gpt2-small", "--steps", "2", "--variants", "jax_grpo,transformers"), CPU
+    ),
+    "rollout_gpt2_small_64x144": Entry(
+        "jax_grpo.bench.rollout", 60, ("--problem", "gpt2-small-64x144-bf16"), ACCELERATOR
+    ),
+    "precision": Entry(
+        "jax_grpo.bench.precision", 20,
+        ("--steps", "3", "--variants", "update-float32,update-bfloat16,matmul-float32,matmul-bfloat16"), CPU,
+    ),
+    "precision_124m": Entry("jax_grpo.bench.precision", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
+    "attention": Entry("jax_grpo.bench.attention", 12, ("--steps", "5", "--variants", "model,xla,torch-sdpa"), CPU),
+    "attention_1024": Entry("jax_grpo.bench.attention", 30, ("--problem", "1024"), ACCELERATOR),
+    "remat": Entry("jax_grpo.bench.remat", 18, ("--steps", "3", "--variants", "none,dots,full"), CPU),
+    "remat_124m": Entry("jax_grpo.bench.remat", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
+    "optimiser": Entry(
+        "jax_grpo.bench.optimiser", 15,
+        ("--steps", "10", "--variants", "optax,optax-bfloat16-moment,torch-foreach,torch-fused"), CPU,
+    ),
+    "optimiser_124m": Entry("jax_grpo.bench.optimiser", 20, ("--problem", "124m"), ACCELERATOR),
+    "lm_head": Entry("jax_grpo.bench.lm_head", 60, ("--target", "local"), ACCELERATOR),
+    "scaling": Entry("jax_grpo.bench.scaling", 100),
+}  # fmt: skip
+UNBUDGETED = ("jax_grpo.bench.lm_head",)  # has neither --seconds nor --resume of its own
+GRACE_S = 5.0  # beyond a benchmark's share before it is ended from outside
+PEERS = ("torch", "TRL", "transformers")  # how variants of other projects begin
 
 
 def accelerated() -> bool:
@@ -50,19 +90,42 @@ def accelerated() -> bool:
 
 
 def run(entry: Entry, file: Path, seconds: float) -> str | None:
-    """Runs a benchmark that writes its data to `file`; returns why it has no, or not all, results."""
-    command = [sys.executable, "-m", f"jax_grpo.bench.{entry.module}", *entry.arguments, "--json", str(file)]
+    """Runs a benchmark that adds to the data in `file`; returns why it has no, or not all, results."""
+    command = [sys.executable, "-m", entry.module, *entry.arguments, "--json", str(file)]
+    if entry.module not in UNBUDGETED:
+        command += ["--seconds", f"{seconds:.0f}", "--resume"]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as child:
         try:
-            _, said = child.communicate(timeout=seconds)
+            _, said = child.communicate(timeout=seconds + GRACE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(
-                child.pid, signal.SIGKILL
-            )  # its variant's process too, which would go on beside the next benchmark
-            return f"stopped: the suite's minutes were over after {seconds:.0f} s of it"
-    return None if child.returncode == 0 else (said.strip().splitlines() or ["no output"])[-1][:300]
+            os.killpg(child.pid, signal.SIGKILL)  # its variants too: they would go on beside the next benchmark
+            return f"stopped after its share of {seconds:.0f} s"
+    return None if child.returncode == 0 else harness.failure(said, child.returncode)
+
+
+def complete(record: Mapping[str, Any]) -> bool:
+    """Whether a benchmark's data is there, with every variant of it."""
+    return "error" not in record and not any("error" in variant for variant in record.get("variants", {}).values())
+
+
+def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of a table: the first of each benchmark's variants beside the fastest of another project."""
+    lines = []
+    for name, record in results.items():
+        timed = {
+            key: values["median_ms"] for key, values in record.get("variants", {}).items() if "median_ms" in values
+        }
+        others = [key for key in timed if key.startswith(PEERS)]
+        ours = next((key for key in timed if key not in others), None)
+        if ours and others:
+            best = min(others, key=lambda key: timed[key])
+            lines.append(
+                f"| {name} | {ours} {timed[ours]:.1f} ms | {best} {timed[best]:.1f} ms | {timed[best] / timed[ours]:.2f} |"
+            )
+    head = ["| benchmark | ours | fastest peer | peer / ours |", "|---|---|---|---|"]
+    return [*head, *lines, ""] if lines else []
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -78,48 +141,56 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             lines += [f"`{record['command']}`", "", harness.HEADER]
             known = (harness.row(variant, values, first) for variant, values in found.items())
             lines += [*known, ""]
-        for fit in record.get("exponents", []):
-            lines.append(
-                f"- {fit['program']}, {fit['what']} over {fit['over']}: exponent {fit['found']:.2f} (expected {fit['expected']})"
-            )
-        lines += [""] if record.get("exponents") else []
+        lines += exponent_lines(record.get("exponents", []))
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.bench.all", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--only", help=f"comma-separated: {', '.join(ENTRIES)}")
+    parser.add_argument("--only", help=f"comma-separated: {', '.join(entries)}")
     parser.add_argument("--fresh", action="store_true", help="do not keep the results of an earlier run")
     arguments = parser.parse_args(argv)
-    names = arguments.only.split(",") if arguments.only else list(ENTRIES)
-    if unknown := [name for name in names if name not in ENTRIES]:
-        raise SystemExit(f"--only {unknown[0]!r}: expected some of {', '.join(ENTRIES)}")
+    names = arguments.only.split(",") if arguments.only else list(entries)
+    if unknown := [name for name in names if name not in entries]:
+        raise SystemExit(f"--only {unknown[0]!r}: expected some of {', '.join(entries)}")
     folder, started = Path(arguments.out), time.monotonic()
     (folder / "raw").mkdir(parents=True, exist_ok=True)
-    gpu = accelerated()
-    results: dict[str, dict[str, Any]] = {}
-    for name in names:
-        entry, file = ENTRIES[name], folder / "raw" / f"{name}.json"
-        if file.exists() and not arguments.fresh and "error" not in (kept := json.loads(file.read_text())):
-            results[name] = kept
-            print(f"{name}: kept", flush=True)
-            continue
-        left = 60 * arguments.minutes - (time.monotonic() - started)
-        reason = "needs an accelerator" if entry.accelerator and not gpu else None
-        reason = reason or ("left out: the minutes were over" if left < 5 else run(entry, file, left))
-        record = json.loads(file.read_text()) if file.exists() else {}
-        results[name] = record | ({"error": reason} if reason else {})
+    here = "accelerator" if accelerated() else "cpu"
+    chosen = {name: entries[name] for name in names if here in entries[name].machines}
+    results = {name: {} if arguments.fresh else _read(folder, name) for name in chosen}
+    waiting = [name for name, record in results.items() if not record or not complete(record)]
+    for number, name in enumerate(waiting):
+        file, left_s = _file(folder, name), 60 * arguments.minutes - (time.monotonic() - started)
+        share_s = left_s * entries[name].weight / sum(entries[other].weight for other in waiting[number:])
+        if arguments.fresh:
+            file.unlink(missing_ok=True)
+        reason = run(entries[name], file, share_s)
+        results[name] = {key: value for key, value in _read(folder, name).items() if key != "error"}
+        results[name] |= {"error": reason} if reason else {}
         file.write_text(json.dumps(results[name], indent=1) + "\n")
-        print(f"{name}: {reason or 'done'}", flush=True)
+        print(f"{name}: {reason or 'done'} ({60 * arguments.minutes - left_s:.0f} s gone at its start)", flush=True)
     minutes = (time.monotonic() - started) / 60
-    about = {"minutes": minutes, "accelerator": gpu, "machine": harness.machine()}
+    about = {"minutes": minutes, "device": here, "machine": harness.machine()}
     (folder / "suite.json").write_text(json.dumps(about, indent=1) + "\n")
     head = f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {about['machine']['cores']} cores\n\n"
     pictures = "".join(f"![{path.stem}]({path.name})\n" for path in save_pictures(results, folder))
-    (folder / "README.md").write_text(head + table(results) + "\n" + pictures)
+    text = "\n".join(peers(results)) + "\n" + table(results) + "\n" + pictures
+    (folder / "README.md").write_text(head + text)
     print(f"saved: {folder / 'README.md'}")
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / "raw" / f"{name}.json"
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    """What the folder has of a benchmark; empty where a run was ended while it wrote."""
+    try:
+        return json.loads(_file(folder, name).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ recorded with its reason, and the others go on. Knows nothing of what is measure
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +22,13 @@ from typing import Any
 
 Step = Callable[[], Any]  # does the work and waits for it
 WARM_UP = 2  # steps, the first of which compiles
+STEPS_SHARE = (
+    0.4  # of a variant's seconds: no step is begun later, so that what it borrowed is for compiling, not for more steps
+)
+BORROWED = (
+    2.5  # equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others
+)
+TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
@@ -47,21 +56,29 @@ class Bench:
     problems: Mapping[str, str]
 
 
-def measure(prepared: Prepared, steps: int) -> dict[str, Any]:
-    """Milliseconds of the steps, each waited for, and the most memory that the process and the device held."""
+def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str, Any]:
+    """Milliseconds of the steps, each waited for, and the most memory that the process and the device held.
+
+    Args:
+        prepared: the variant.
+        steps: timed, after the warm-up.
+        until: of `time.monotonic()`; no step but the first timed one is begun after it.
+    """
     started = time.perf_counter()
     prepared.step()
     first_s = time.perf_counter() - started
     for _ in range(WARM_UP - 1):
-        prepared.step()
+        if time.monotonic() < until:
+            prepared.step()
     milliseconds = []
-    for _ in range(steps):
+    while not milliseconds or (len(milliseconds) < steps and time.monotonic() < until):
         started = time.perf_counter()
         prepared.step()
         milliseconds.append(1e3 * (time.perf_counter() - started))
     median = statistics.median(milliseconds)
     unit = 1 if sys.platform == "darwin" else 1024
     record = {
+        "steps": len(milliseconds),
         "median_ms": median,
         "min_ms": min(milliseconds),
         "max_ms": max(milliseconds),
@@ -86,15 +103,34 @@ def _device_peak() -> int | None:
 
 def run_child(bench: Bench, variant: str, problem: str, steps: int, limit_s: float) -> dict[str, Any]:
     """A variant's record from a fresh process; `error` when it has none."""
+    if limit_s <= 0:
+        return {"error": "left out: the seconds were over"}
     command = [sys.executable, "-m", bench.module, "--child", variant, "--problem", problem, "--steps", str(steps)]
+    command += ["--limit", str(STEPS_SHARE * limit_s)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {limit_s:.0f} s"}
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+        return {"error": failure(done.stderr, done.returncode)}
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def failure(stderr: str, returncode: int) -> str:
+    """Why a process failed: its exception's own line, else the last line, else the signal that ended it.
+
+    The exception is the first line that is not indented after the last traceback's head: libraries write more after it.
+    """
+    lines = stderr.strip().splitlines()
+    if returncode < 0:
+        return f"ended by {signal.Signals(-returncode).name}" + (f" after: {lines[-1][:200]}" if lines else "")
+    heads = [number for number, line in enumerate(lines) if line == TRACEBACK]
+    after = lines[heads[-1] + 1 :] if heads else []
+    found = next(
+        (line for line in after if line.strip() and not line.startswith(" ")), lines[-1] if lines else "no output"
+    )
+    return found[:300]
 
 
 def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
@@ -128,21 +164,36 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
     parser.add_argument("--variants", default=",".join(bench.variants))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--limit", type=float, default=600, help="seconds a variant may take")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="that all variants may take, shared fairly")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--resume", action="store_true", help="keep the variants that --json FILE already has")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    started = time.monotonic()
     if arguments.child:
-        print(json.dumps(measure(bench.variants[arguments.child](arguments.problem), arguments.steps)))
+        prepared = bench.variants[arguments.child](arguments.problem)
+        print(json.dumps(measure(prepared, arguments.steps, started + arguments.limit)))
         return
     chosen = arguments.variants.split(",")
     if unknown := [name for name in chosen if name not in bench.variants]:
         raise SystemExit(f"--variants {unknown[0]!r}: expected some of {', '.join(bench.variants)}")
     command = f"python -m {bench.module} {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
     print(f"# {command}\n# {bench.problems[arguments.problem]}\n{HEADER}")
+    kept = _kept(arguments.json, arguments.problem) if arguments.resume and arguments.json else {}
     record: dict[str, Any] = {"command": command, "problem": arguments.problem, "machine": machine(), "variants": {}}
     found = record["variants"]
-    for name in chosen:
-        found[name] = run_child(bench, name, arguments.problem, arguments.steps, arguments.limit)
+    for number, name in enumerate(chosen):
+        left_s = arguments.seconds - (time.monotonic() - started)
+        limit_s = min(arguments.limit, left_s, BORROWED * left_s / (len(chosen) - number))
+        found[name] = kept.get(name) or run_child(bench, name, arguments.problem, arguments.steps, limit_s)
         print(row(name, found[name], found[chosen[0]]), flush=True)
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _kept(file: str, problem: str) -> dict[str, dict[str, Any]]:
+    """Variants without an error in an earlier run's data of the same problem."""
+    earlier = json.loads(Path(file).read_text()) if Path(file).exists() else {}
+    if earlier.get("problem") != problem:
+        return {}
+    return {name: record for name, record in earlier["variants"].items() if "error" not in record}

@@ -20,18 +20,28 @@ def save_pictures(results: dict[str, dict[str, Any]], folder: Path) -> list[Path
 
 
 def _scaling(points: list[dict[str, Any]], path: Path) -> Path:
-    """Time and memory over each size, both axes logarithmic: a straight line's slope is the exponent."""
+    """Time and memory over each size, both axes logarithmic: a line's slope is the exponent.
+
+    Dashed is what the formulas say (`fits`), through the middle point: slopes are compared, not heights.
+    """
     import matplotlib.pyplot as plt
 
     sizes = list(dict.fromkeys(point["over"] for point in points))
     figure, axes = plt.subplots(2, len(sizes), figsize=(3.4 * len(sizes), 6), layout="constrained", squeeze=False)
     for column, over in enumerate(sizes):
-        for row, (what, unit, scale) in enumerate((("median_ms", "ms", 1.0), ("bytes", "MB", 1e-6))):
+        for row, (what, formula, unit, scale) in enumerate(
+            (
+                ("min_ms", "flops", "ms", 1.0),
+                ("bytes", "expected_bytes", "MB", 1e-6),
+            )
+        ):
             for program, colour in PROGRAM_COLOURS.items():
                 chosen = [p for p in points if p["over"] == over and p["program"] == program]
-                axes[row][column].loglog(
-                    [p["size"] for p in chosen], [scale * p[what] for p in chosen], "o-", color=colour, label=program
-                )
+                at, middle = [p["size"] for p in chosen], chosen[len(chosen) // 2]
+                costs = [scale * p[what] for p in chosen]
+                like = [scale * middle[what] * p[formula] / middle[formula] for p in chosen]
+                axes[row][column].loglog(at, costs, "o-", color=colour, label=program)
+                axes[row][column].loglog(at, like, "--", color=colour, linewidth=1, alpha=0.6)
             axes[row][column].set_xlabel(over)
             axes[row][column].set_ylabel(unit)
     axes[0][0].legend(frameon=False)

@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     from jax_grpo.config import load_config
     from jax_grpo.memory.compiled import HERE
     from jax_grpo.memory.measured import compare
+    from jax_grpo.memory.micro_batches import chosen
     from jax_grpo.memory.picture import save_picture
     from jax_grpo.memory.report import report, text
 
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
             f"--measure runs programs on this machine; --target {arguments.target} is not it: give cpu or local"
         )
     try:
-        config = load_config(arguments.config, overrides)
+        config = chosen(load_config(arguments.config, overrides), print, target=arguments.target)
         found = report(config, arguments.target, search=arguments.search)
     except (aot.CannotCompile, ValueError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     record = {"command": command} | found.as_dict()
     words = text(found)
     if arguments.measure:
-        record["measured"], compared = compare(arguments.config, overrides, arguments.target, found)
+        numbered = [*overrides, "--update.micro_batches", str(config.update.parts)]  # what `auto` stands for
+        record["measured"], compared = compare(arguments.config, numbered, arguments.target, found)
         words += compared
     print(words, end="")
     if arguments.json:

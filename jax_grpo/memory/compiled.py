@@ -18,6 +18,8 @@ from jax_grpo.memory.shapes import Program
 HERE = ("cpu", "local")
 # XLA's own rematerialisation would make a program that is too large seem to fit, by recomputing.
 _OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "rematerialization"}
+# The share of a GPU that JAX takes at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX's documentation).
+POOL = 0.75
 _NO_TILES = "output tile sizes"  # Triton's matmuls refuse some row counts when they cannot be tuned on the device
 
 
@@ -77,27 +79,8 @@ def compile_program(target: str, program: Program) -> Compiled:
     Raises:
         CannotCompile: the target's compiler is not installed; says what is missing.
     """
-    try:
-        return _compile(target, program, _OPTIONS)
-    except jax.errors.JaxRuntimeError as error:
-        if target in HERE or _NO_TILES not in str(error):
-            raise
-        return _compile(target, program, _OPTIONS | {"xla_gpu_enable_triton_gemm": False})
-
-
-def _compile(target: str, program: Program, options: dict[str, Any]) -> Compiled:
-    if target in HERE:
-        where = jax.devices("cpu")[0] if target == "cpu" else jax.devices()[0]
-        arguments = program.arguments
-    else:
-        where = aot.device(target)
-        arguments = aot.on_device(program.arguments, where)
-    with tempfile.TemporaryDirectory() as dump, jax.default_device(where):
-        compiled = program.function.lower(*arguments).compile(
-            compiler_options=options | {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
-        )
-        memory = compiled.memory_analysis()
-        assert memory is not None, "XLA reports its memory for CPUs and GPUs"
+    with tempfile.TemporaryDirectory() as dump:
+        memory = _memory(target, program, _OPTIONS | {"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
         return Compiled(
             memory.argument_size_in_bytes,
             memory.output_size_in_bytes,
@@ -105,3 +88,37 @@ def _compile(target: str, program: Program, options: dict[str, Any]) -> Compiled
             memory.temp_size_in_bytes,
             at_peak(Path(dump)),
         )
+
+
+def program_bytes(target: str, program: Program) -> int:
+    """`compile_program(target, program).total`, without asking what fills it, which takes longer.
+
+    Raises:
+        CannotCompile: see `compile_program`.
+    """
+    memory = _memory(target, program, _OPTIONS)
+    kept = memory.argument_size_in_bytes - memory.alias_size_in_bytes
+    return kept + memory.output_size_in_bytes + memory.temp_size_in_bytes
+
+
+def _memory(target: str, program: Program, options: dict[str, Any]) -> Any:
+    """XLA's count of the program's bytes."""
+    try:
+        return _compile(target, program, options)
+    except jax.errors.JaxRuntimeError as error:
+        if target in HERE or _NO_TILES not in str(error):
+            raise
+        return _compile(target, program, options | {"xla_gpu_enable_triton_gemm": False})
+
+
+def _compile(target: str, program: Program, options: dict[str, Any]) -> Any:
+    if target in HERE:
+        where = jax.devices("cpu")[0] if target == "cpu" else jax.devices()[0]
+        arguments = program.arguments
+    else:
+        where = aot.device(target)
+        arguments = aot.on_device(program.arguments, where)
+    with jax.default_device(where):
+        memory = program.function.lower(*arguments).compile(compiler_options=options).memory_analysis()
+    assert memory is not None, "XLA reports its memory for CPUs and GPUs"
+    return memory

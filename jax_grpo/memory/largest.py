@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from jax_grpo.config import Config
-from jax_grpo.memory.compiled import Device, compile_program
+from jax_grpo.memory.compiled import Device, program_bytes
 from jax_grpo.memory.parts import outside
 from jax_grpo.memory.shapes import run_of
 
@@ -27,7 +27,7 @@ def bytes_of(config: Config, name: str, target: str) -> int:
     """Bytes of the device while the named program of the run is in it."""
     run = run_of(config)
     program = next(program for program in run.programs if program.name == name)
-    return compile_program(target, program).total + outside(run, program)
+    return program_bytes(target, program) + outside(run, program)
 
 
 def largest(total_of: Callable[[int], int], start: int, capacity: int) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def largest_micro_batch(config: Config, device: Device) -> tuple[int, int]:
     """Completions (whole groups) of the largest optimiser step in one micro-batch, and the device's bytes then."""
     prompts, needed = largest(
         lambda prompts: bytes_of(with_sizes(config, prompts, 1), "update", device.target),
-        max(1, config.prompts.per_iteration // config.update.minibatches // config.update.micro_batches),
+        max(1, config.prompts.per_iteration // config.update.minibatches // config.update.parts),
         device.memory,
     )
     return prompts * config.rollout.group_size, needed

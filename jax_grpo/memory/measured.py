@@ -18,12 +18,20 @@ from typing import Any
 from jax_grpo.memory.report import Report
 
 _STATUS = Path("/proc/self/status")
+# Every block of 64 KiB and more is mapped by itself and unmapped when freed. As glibc comes, it moves that bound up to 32 MiB after
+# a large block is freed, and freed blocks then stay in its heap, where they hide or pose as memory of the program.
+ALLOCATOR = {
+    "MALLOC_ARENA_MAX": "1",  # arenas of other threads cannot be given back
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 10),
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_TOP_PAD_": "0",
+}
 _RESET = Path("/proc/self/clear_refs")  # writing 5 makes the peak count start anew
 
 
 def compare(config: str, overrides: list[str], target: str, found: Report) -> tuple[dict[str, Any], str]:
     """Measured bytes by program, and lines that put them beside the report's."""
-    measured = {program.name: _fresh(config, overrides, target, program.name) for program in found.programs}
+    measured = {program.name: fresh(config, overrides, target, program.name) for program in found.programs}
     lines = ["", "| program | compiled MB | measured MB | difference |", "|---|---|---|---|"]
     for program in found.programs:
         peak = measured[program.name].get("peak")
@@ -36,12 +44,13 @@ def compare(config: str, overrides: list[str], target: str, found: Report) -> tu
     return measured, "\n".join(lines) + "\n"
 
 
-def _fresh(config: str, overrides: list[str], target: str, program: str) -> dict[str, Any]:
+def fresh(config: str, overrides: list[str], target: str, program: str) -> dict[str, Any]:
+    """`measure` in a process of its own, under the allocator's settings above; `error` when it fails."""
     command = [sys.executable, "-m", "jax_grpo.memory.measured", "--config", config, "--program", program]
     environment = dict(os.environ)
     if target == "cpu":
         environment["JAX_PLATFORMS"] = "cpu"
-    environment |= {"MALLOC_ARENA_MAX": "1"}  # arenas of other threads cannot be given back
+    environment |= ALLOCATOR
     done = subprocess.run([*command, *overrides], capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
@@ -62,7 +71,7 @@ def _give_back() -> None:
 
 
 def measure(config: Any, name: str) -> dict[str, Any]:
-    """Peak bytes of the named program on the first device here, from its arguments to its results."""
+    """Peak bytes of the named program on the first device here, from its arguments to its results, and XLA's count of them."""
     import jax
     import numpy as np
 
@@ -70,6 +79,10 @@ def measure(config: Any, name: str) -> dict[str, Any]:
 
     program = next(program for program in run_of(config).programs if program.name == name)
     compiled = program.function.lower(*program.arguments).compile()
+    counted = compiled.memory_analysis()
+    assert counted is not None, "XLA reports its memory for CPUs and GPUs"
+    kept = counted.argument_size_in_bytes + counted.output_size_in_bytes - counted.alias_size_in_bytes
+    compiled_bytes = kept + counted.temp_size_in_bytes
     device = jax.devices()[0]
 
     def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -83,6 +96,7 @@ def measure(config: Any, name: str) -> dict[str, Any]:
         _give_back()
         before = _resident("VmRSS")
         arguments = jax.block_until_ready(jax.tree.map(filled, program.arguments))
+        _give_back()  # what made the arguments
         _RESET.write_text("5")
         results = jax.block_until_ready(compiled(*arguments))
         del results, arguments
@@ -90,8 +104,8 @@ def measure(config: Any, name: str) -> dict[str, Any]:
     if "peak_bytes_in_use" in statistics:
         peak = statistics["peak_bytes_in_use"]
         reserved = statistics.get("bytes_reserved", statistics.get("pool_bytes", peak))
-        return {"peak": peak, "device": device.device_kind, "reserved": reserved}
-    return {"peak": _resident("VmHWM") - before, "device": device.device_kind}
+        return {"peak": peak, "compiled": compiled_bytes, "device": device.device_kind, "reserved": reserved}
+    return {"peak": _resident("VmHWM") - before, "compiled": compiled_bytes, "device": device.device_kind}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,14 +7,12 @@ import jax
 
 from jax_grpo.config import Config
 from jax_grpo.memory.buffers import Live
-from jax_grpo.memory.compiled import Compiled, Device, compile_program, device
+from jax_grpo.memory.compiled import POOL, Compiled, Device, compile_program, device
 from jax_grpo.memory.largest import largest_batch, largest_micro_batch
 from jax_grpo.memory.parts import part_of, parts
 from jax_grpo.memory.shapes import Program, Run, run_of
 
 TOP = 8  # kinds of buffer listed for a program
-# The share of a GPU that JAX takes at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX's documentation).
-DEFAULT_POOL = 0.75
 GB = 1e9
 
 
@@ -148,9 +146,9 @@ def text(found: Report) -> str:
         "",
     ]
     if device.target not in ("cpu",):
-        pool = DEFAULT_POOL * device.memory
+        pool = POOL * device.memory
         lines += [
-            f"JAX takes {DEFAULT_POOL:.0%} of a GPU unless told otherwise, {pool / GB:.2f} GB: "
+            f"JAX takes {POOL:.0%} of a GPU unless told otherwise, {pool / GB:.2f} GB: "
             + ("enough." if found.total <= pool else "too little; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95."),
             "",
         ]

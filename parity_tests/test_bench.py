@@ -1,0 +1,135 @@
+"""The benchmark suite survives variants that fail, says why, keeps to its minutes, and goes on where it was stopped."""
+
+import importlib
+import importlib.util
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tiny_bench import BENCH
+
+from jax_grpo.bench import all as suite_all
+from jax_grpo.bench import fits, harness, scaling
+from jax_grpo.bench.knobs import KNOBS
+from jax_grpo.bench.pictures import save_pictures
+from jax_grpo.config import load_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Children find `tiny_bench` beside this file, and the package as it is here."""
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", f"{here}:{here.parent}")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+def test_a_failing_variants_reason_is_the_exceptions_own_line():
+    assert harness.run_child(BENCH, "wrong-shape", "only", 1, 60)["error"] == (
+        "TypeError: dot_general requires contracting dimensions to have the same shape, got (8,) and (7,)."
+    )
+
+
+def test_a_variant_that_is_killed_names_the_signal():
+    assert harness.run_child(BENCH, "killed", "only", 1, 60)["error"].startswith("ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("stderr", "reason"),
+    [
+        ("usage: x\nx: error: no such problem", "x: error: no such problem"),
+        (
+            f"{harness.TRACEBACK}\n  File\nKeyError: 1\n\nDuring it\n\n{harness.TRACEBACK}\n  File\nValueError: 2\nmore",
+            "ValueError: 2",
+        ),
+        ("", "no output"),
+    ],
+)
+def test_the_reason_is_found_in_what_a_process_wrote(stderr, reason):
+    assert harness.failure(stderr, 1) == reason
+
+
+def suite(folder, *arguments):
+    """The suite of the tiny benchmark and of one that is not installed; the results' table."""
+    entries = {"tiny": suite_all.Entry("tiny_bench", 1), "absent": suite_all.Entry("jax_grpo.bench.absent", 0.1)}
+    suite_all.main(["--out", str(folder), "--minutes", "0.15", *arguments], entries)
+    return (folder / "README.md").read_text(), json.loads((folder / "raw" / "tiny.json").read_text())
+
+
+def test_a_suite_survives_what_fails_keeps_to_its_minutes_and_goes_on(tmp_path):
+    began = time.monotonic()
+    text, tiny = suite(tmp_path)
+    assert time.monotonic() - began < 0.15 * 60 + suite_all.GRACE_S
+    assert {name: "error" in record for name, record in tiny["variants"].items()} == {
+        "done": False, "wrong-shape": True, "killed": True, "torch-slow": True
+    }  # fmt: skip
+    assert tiny["variants"]["torch-slow"]["error"].startswith("not done after")
+    assert "No module named jax_grpo.bench.absent" in text
+    (tmp_path / "raw" / "absent.json").write_text("{ half a file")
+    _, again = suite(tmp_path, "--minutes", "0.05")
+    assert again["variants"]["done"] == tiny["variants"]["done"], "kept, not measured again"
+
+
+@pytest.mark.parametrize("name", list(suite_all.ENTRIES))
+def test_every_entry_asks_for_what_its_benchmark_has(name):
+    entry = suite_all.ENTRIES[name]
+    if importlib.util.find_spec(entry.module) is None:
+        pytest.skip(f"{entry.module} is not here")
+    given = dict(zip(entry.arguments[::2], entry.arguments[1::2], strict=True))
+    bench = getattr(importlib.import_module(entry.module), "BENCH", None)
+    if bench is None:
+        assert entry.module in (*suite_all.UNBUDGETED, scaling.__name__)
+    else:
+        assert given.get("--problem", next(iter(bench.problems))) in bench.problems
+        assert set(given.get("--variants", next(iter(bench.variants))).split(",")) <= set(bench.variants)
+
+
+def test_every_knob_is_a_config():
+    for name, overrides in KNOBS.items():
+        assert load_config(str(CONFIGS / "rookworld_4090.yaml"), overrides), name
+
+
+def test_peers_are_compared_with_the_first_variant():
+    timed = {
+        "ours": {"median_ms": 2.0},
+        "torch": {"median_ms": 3.0},
+        "TRL": {"error": "none"},
+        "torch-b": {"median_ms": 5.0},
+    }
+    assert suite_all.peers({"x": {"variants": timed}})[-2] == "| x | ours 2.0 ms | torch 3.0 ms | 1.50 |"
+
+
+def test_exponents_are_those_of_the_powers():
+    points = [
+        {
+            "program": "update",
+            "over": "width",
+            "size": n,
+            "min_ms": 3 * n**2,
+            "flops": 5 * n**2,
+            "bytes": n,
+            "expected_bytes": n**0.5,
+        }
+        for n in (1, 2, 4)
+    ]
+    time_fit, memory_fit = fits.exponents(points)
+    assert (time_fit["found"], time_fit["expected"]) == pytest.approx((2, 2))
+    assert (memory_fit["found"], memory_fit["expected"]) == pytest.approx((1, 0.5))
+
+
+@pytest.mark.slow
+def test_scaling_gives_exponents_and_pictures_and_goes_on(tmp_path, capsys):
+    file = tmp_path / "scaling.json"
+    with pytest.raises(SystemExit, match="0 s were too few for length 8, length 32, length 128"):
+        scaling.main(["--over", "length", "--json", str(file), "--seconds", "0"])
+    scaling.main(["--over", "length", "--json", str(file)])
+    record, shown = json.loads(file.read_text()), capsys.readouterr().out
+    memory = next(fit for fit in record["exponents"] if fit["what"] == "memory" and fit["program"] == "update")
+    print(shown)
+    assert memory["found"] == pytest.approx(memory["expected"], abs=0.25)
+    scaling.main(["--over", "length", "--json", str(file), "--resume", "--seconds", "0"])
+    assert json.loads(file.read_text())["points"] == record["points"]
+    pictures = save_pictures({"scaling": record}, tmp_path)
+    assert [path.name for path in pictures] == ["scaling.png", "throughput.png", "roofline.png"]
