@@ -96,7 +96,13 @@ class Decoder:
             chunk = self.model.empty_chunk(count, group, length)
             t, progress, chunk = self._loop(t, prompts, progress, full, chunk, until=until, few=few)
             full.append(chunk)
-        return self._finish(t, prompts, progress, full, few) if few and full else progress
+        if not (few and full):
+            return progress
+        return jax.lax.cond(
+            jnp.all(progress.done_PG(t, prompts)),
+            lambda: progress,
+            lambda: self._finish(t, prompts, progress, full, few),
+        )
 
     def _finish(
         self, t: jax.Array, prompts: Prompts, progress: Progress, chunks: Sequence[list[KV]], few: int

@@ -92,10 +92,10 @@ def train(
     with RunFolder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
         checkpoints = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
+        compilation.keep_programs(config.compilation_cache)
         config = chosen(config, print, before=origin.content["config"] if origin else None)
         changes = require_same_run(origin, config) if origin else []
         first = origin.iteration if origin else 0
-        compilation.keep_programs(config.compilation_cache)
         trainer = Trainer(config)
         cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
         evaluator = make_evaluator(trainer)

@@ -5,6 +5,7 @@ recorded with its reason, and the others go on. Knows nothing of what is measure
 """
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -28,6 +29,7 @@ STEPS_SHARE = (
 BORROWED = (
     2.5  # equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others
 )
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -48,12 +50,14 @@ class Bench:
         about: one line.
         variants: by name; a variant takes the problem's name. The first is what the others' times are divided by.
         problems: by name, one line each.
+        reads_configs: a problem may also be a run's config file, given as `--config`.
     """
 
     module: str
     about: str
     variants: Mapping[str, Callable[[str], Prepared]]
     problems: Mapping[str, str]
+    reads_configs: bool = False
 
 
 def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str, Any]:
@@ -64,6 +68,7 @@ def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str
         steps: timed, after the warm-up.
         until: of `time.monotonic()`; no step but the first timed one is begun after it.
     """
+    _forget_peak()
     started = time.perf_counter()
     prepared.step()
     first_s = time.perf_counter() - started
@@ -76,20 +81,38 @@ def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str
         prepared.step()
         milliseconds.append(1e3 * (time.perf_counter() - started))
     median = statistics.median(milliseconds)
-    unit = 1 if sys.platform == "darwin" else 1024
     record = {
         "steps": len(milliseconds),
         "median_ms": median,
         "min_ms": min(milliseconds),
         "max_ms": max(milliseconds),
         "first_step_s": first_s,
-        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "process_peak_bytes": _process_peak(),
         "device_peak_bytes": _device_peak(),
         **prepared.facts,
     }
     if "flops" in record:
         record["teraflops_per_second"] = record["flops"] / median * 1e-9
+    if "tokens" in record:
+        record["tokens_per_second"] = 1e3 * record["tokens"] / median
+    if "floor_ms" in record:
+        record["times_floor"] = median / record["floor_ms"]
     return record
+
+
+def _forget_peak() -> None:
+    """Makes Linux count the process's peak anew: reading weights and compiling are not the work. Elsewhere they stay in it."""
+    if _CLEAR_REFS.exists():
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed
+        _CLEAR_REFS.write_text("5")
+
+
+def _process_peak() -> int:
+    if _CLEAR_REFS.exists():
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return 1024 * int(status["VmHWM"].split()[0])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _device_peak() -> int | None:
@@ -139,12 +162,17 @@ def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
         return f"| {name} | {record['error']} | | | | |"
     ratio = f"{record['median_ms'] / first['median_ms']:.2f}" if "median_ms" in first else "-"
     peak = record["device_peak_bytes"] or record["process_peak_bytes"]
-    rate = f"{1000 * record['teraflops_per_second']:.1f}" if "teraflops_per_second" in record else "-"
+    rates = [f"{scale * record[name]:.1f} {unit}" for name, scale, unit in RATES if name in record]
     span = f"{record['min_ms']:.1f} to {record['max_ms']:.1f}"
-    return f"| {name} | {record['median_ms']:.1f} | {span} | {ratio} | {peak / 1e6:.0f} | {rate} |"
+    return f"| {name} | {record['median_ms']:.1f} | {span} | {ratio} | {peak / 1e6:.0f} | {', '.join(rates) or '-'} |"
 
 
-HEADER = "| variant | median ms | min to max | times the first | peak MB | GFLOP/s |\n|---|---|---|---|---|---|"
+RATES = (
+    ("teraflops_per_second", 1e3, "GFLOP/s"),
+    ("tokens_per_second", 1, "tokens/s"),
+    ("times_floor", 1, "times the floor"),
+)
+HEADER = "| variant | median ms | min to max | times the first | peak MB | rate |\n|---|---|---|---|---|---|"
 
 
 def machine() -> dict[str, Any]:
@@ -160,7 +188,11 @@ def machine() -> dict[str, Any]:
 def main(bench: Bench, argv: list[str] | None = None) -> None:
     """The benchmark's command line."""
     parser = argparse.ArgumentParser(prog=f"python -m {bench.module}", description=bench.about)
-    parser.add_argument("--problem", default=next(iter(bench.problems)), choices=list(bench.problems))
+    parser.add_argument("--problem", default=next(iter(bench.problems)), help=", ".join(bench.problems))
+    if bench.reads_configs:
+        parser.add_argument(
+            "--config", dest="problem", metavar="FILE", help="a run's config: its sizes are the problem"
+        )
     parser.add_argument("--variants", default=",".join(bench.variants))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--limit", type=float, default=600, help="seconds a variant may take")
@@ -169,6 +201,8 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
     parser.add_argument("--resume", action="store_true", help="keep the variants that --json FILE already has")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    if arguments.problem not in bench.problems and not (bench.reads_configs and arguments.problem.endswith(".yaml")):
+        parser.error(f"--problem {arguments.problem!r}: expected one of {', '.join(bench.problems)}")
     started = time.monotonic()
     if arguments.child:
         prepared = bench.variants[arguments.child](arguments.problem)
@@ -178,7 +212,7 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
     if unknown := [name for name in chosen if name not in bench.variants]:
         raise SystemExit(f"--variants {unknown[0]!r}: expected some of {', '.join(bench.variants)}")
     command = f"python -m {bench.module} {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
-    print(f"# {command}\n# {bench.problems[arguments.problem]}\n{HEADER}")
+    print(f"# {command}\n# {bench.problems.get(arguments.problem, 'the sizes of that config')}\n{HEADER}")
     kept = _kept(arguments.json, arguments.problem) if arguments.resume and arguments.json else {}
     record: dict[str, Any] = {"command": command, "problem": arguments.problem, "machine": machine(), "variants": {}}
     found = record["variants"]
