@@ -42,17 +42,45 @@ def decays(params: Any) -> Any:
     return jax.tree.map(lambda x: x.ndim >= 2, params)
 
 
-def adamw(config: UpdateConfig) -> optax.GradientTransformation:
+def adamw(config: UpdateConfig) -> optax.GradientTransformationExtraArgs:
     """AdamW (Loshchilov & Hutter 2019, decoupled decay) with the learning rate left to the caller.
 
-    Returns the direction -(m_hat / (sqrt(v_hat) + eps) + wd * w); `update` multiplies it by the scheduled rate. Moments are
-    kept in the parameters' dtype (float32 masters), the first one in bfloat16 where `first_moment_dtype` says so: it is
-    added to in the parameters' dtype and rounded once a step.
+    Gives the direction -(m_hat / (sqrt(v_hat) + eps) + wd * w); `update` multiplies it by the scheduled rate. With
+    `finite=False` the state stays as it was. Moments are kept in the parameters' dtype (float32 masters), the first one in
+    bfloat16 where `first_moment_dtype` says so: it is added to in the parameters' dtype and rounded once a step.
     """
     return optax.chain(
-        optax.scale_by_adam(
-            b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=STORED[config.first_moment_dtype]
-        ),
+        _scale_by_adam(config),
         optax.add_decayed_weights(config.weight_decay, mask=decays),
         optax.scale(-1.0),
     )
+
+
+def _scale_by_adam(config: UpdateConfig) -> optax.GradientTransformationExtraArgs:
+    """`optax.scale_by_adam`, with moments that are kept where a step is not finite."""
+    stored = STORED[config.first_moment_dtype]
+    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=stored)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        finite = extra.get("finite", jnp.bool_(True))
+        direction, new = adam.update(updates, state, params)
+        new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
+        if stored is not None:  # the direction is that of the first moment before it is rounded
+            return direction, new
+
+        def from_moments() -> Any:
+            mu_hat = optax.tree.bias_correction(new.mu, config.beta1, new.count)
+            nu_hat = optax.tree.bias_correction(new.nu, config.beta2, new.count)
+            return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mu_hat, nu_hat)
+
+        # XLA:CPU computes the moments a second time where their direction is needed, from the old ones: it then copies those first,
+        # 8 bytes a parameter. It computes nothing twice across a loop's edge, so this loop of one turn, in the gradients' place,
+        # reads the new ones. On a GPU one kernel does it all, which the loop would cut in two.
+        placed = jax.lax.platform_dependent(
+            updates,
+            cpu=lambda updates: jax.lax.fori_loop(0, finite.astype(jnp.int32), lambda *_: from_moments(), updates),
+            default=lambda _: direction,
+        )
+        return placed, new
+
+    return optax.GradientTransformationExtraArgs(adam.init, update)

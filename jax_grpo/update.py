@@ -152,7 +152,9 @@ def make_step(graphdef, config: Config, total_steps: int):
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         scale = jnp.where(norm > config.update.max_grad_norm, config.update.max_grad_norm / norm, 1.0)
-        updates, opt_state = optimiser.update(jax.tree.map(lambda g: g * scale, grads), state.opt_state, state.params)
+        updates, opt_state = optimiser.update(
+            jax.tree.map(lambda g: g * scale, grads), state.opt_state, state.params, finite=finite
+        )
         learning_rate = rate(state.optimizer_step)
         params = jax.tree.map(lambda p, u: p + (learning_rate * u).astype(p.dtype), state.params, updates)
         metrics = loss_terms.metrics(batch, logp_BS, entropy_BS, config)
@@ -160,13 +162,12 @@ def make_step(graphdef, config: Config, total_steps: int):
         if config.kl.adaptive:
             beta = adaptive_beta(beta, metrics["kl/mean"], config.kl)
 
-        def keep(new, old, when=finite):
-            return jax.tree.map(lambda n, o: jnp.where(when, n, o), new, old)
+        def keep(new, old):
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
-        params = keep(params, state.params)
         new_state = TrainState(
-            params=params,
-            opt_state=keep(opt_state, state.opt_state, finite & _computed(params)),
+            params=keep(params, state.params),
+            opt_state=opt_state,
             beta=keep(beta, state.beta),
             optimizer_step=state.optimizer_step + finite,
             nonfinite_in_a_row=jnp.where(finite, 0, state.nonfinite_in_a_row + 1),
@@ -182,19 +183,6 @@ def make_step(graphdef, config: Config, total_steps: int):
         return new_state, metrics, logp_BS, grads
 
     return step
-
-
-def _computed(params) -> jax.Array:
-    """True, and on a CPU not known before the parameters are.
-
-    XLA:CPU computes the new moments twice, once inside the parameters' own update. Without an order between the two it copies the
-    old moments, 8 bytes a parameter; with this one it updates them where they are, after their last reader.
-    """
-
-    def of_all(params) -> jax.Array:
-        return jnp.stack([leaf.reshape(-1)[0] for leaf in jax.tree.leaves(params)]).sum() != jnp.inf
-
-    return jax.lax.platform_dependent(params, cpu=of_all, default=lambda params: jnp.bool_(True))
 
 
 def make_update(graphdef, config: Config, total_steps: int):

@@ -17,15 +17,15 @@ def _ours(name: str, first_moment: str) -> Prepared:
     grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
     optimiser = adamw(config.update)
 
-    def step(params: Any, moments: Any) -> Any:
-        updates, moments = optimiser.update(grads, moments, params)
+    def step(params: Any, moments: Any, finite: jax.Array) -> Any:
+        updates, moments = optimiser.update(grads, moments, params, finite=finite)
         return jax.tree.map(lambda p, u: p + 1e-6 * u, params, updates), moments
 
     jitted = jax.jit(step, donate_argnums=(0, 1))
     kept = {"state": (params, optimiser.init(params))}
 
     def run() -> None:
-        kept["state"] = jax.block_until_ready(jitted(*kept["state"]))
+        kept["state"] = jax.block_until_ready(jitted(*kept["state"], jnp.bool_(True)))
 
     return Prepared(run, {"parameters": sum(x.size for x in grads.values())})
 

@@ -178,7 +178,7 @@ def _torch_model(problem: Problem) -> Any:
     model.load_state_dict({k: torch.from_numpy(x) for k, x in weights(problem).items()}, strict=False)
     model.tie_weights()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device, getattr(torch, problem.dtype)).eval()
+    return torch.nn.Module.to(model, device, getattr(torch, problem.dtype)).eval()
 
 
 def _transformers(name: str, **how: Any) -> Prepared:
