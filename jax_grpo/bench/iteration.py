@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from jax_grpo.bench import update_problem
 from jax_grpo.bench.harness import Bench, Prepared, main
 from jax_grpo.bench.update_problem import Problem
 from jax_grpo.config import Config
@@ -36,30 +37,12 @@ ABOUT = {
 
 def config_of(problem: Problem, **sections: Any) -> Config:
     """A run of the problem; keywords replace sections."""
-    return Config.model_validate(
-        {
-            "iterations": 1000,
-            "run_dir": "none",
-            "model": {
-                "vocab_size": problem.vocabulary,
-                "num_layers": problem.layers,
-                "num_heads": problem.heads,
-                "hidden_size": problem.width,
-                "max_position_embeddings": 1024,
-                "compute_dtype": problem.dtype,
-            },
-            "prompts": {"per_iteration": problem.prompts, "max_prompt_tokens": LONGEST},
-            "rollout": {"group_size": problem.group, "max_new_tokens": problem.completion},
-            "kl": {"beta": 0.04},
-            "update": {"learning_rate": 1e-6},
-            **sections,
-        }
-    )
+    shared = update_problem.config_of(problem._replace(prompt=LONGEST))
+    return Config.model_validate(shared.model_dump() | sections)
 
 
 def positions(config: Config) -> list[Position]:
     """Packaged positions whose prompts are of one padded width."""
-
     tokenizer, task = Tokenizer.load(config.model.tokenizer), make_task(config.task)
     found = read_packaged("train")
     lengths = map(len, tokenizer.encode_batch([task.prompt(position, 0).text for position in found]))
