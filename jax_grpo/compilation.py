@@ -62,11 +62,11 @@ def _counts() -> dict[str, tuple[int, float]]:
     """Of the whole process, growing from the first call on: JAX lets a listener be added but not removed."""
     counts: dict[str, tuple[int, float]] = collections.defaultdict(lambda: (0, 0.0))
 
-    def listen(event: str, seconds: float, **about: str | int) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == COMPILED:
-            name = str(about.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
+            name = str(kwargs.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
             count, total = counts[name]
-            counts[name] = count + 1, total + seconds
+            counts[name] = count + 1, total + duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     return counts

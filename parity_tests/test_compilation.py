@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import config
 from short_runs import TIMES
 
@@ -37,6 +38,7 @@ def test_a_program_is_compiled_once_for_each_width_of_prompts():
         assert counts == {"generate": first, "score": first, "update": first}, (iteration, width, counts)
 
 
+@pytest.mark.slow
 def test_a_second_run_takes_the_programs_of_the_first_and_gives_the_same_numbers(tmp_path, request):
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"} | {
         "JAX_PLATFORMS": "cpu",
