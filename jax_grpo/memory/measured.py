@@ -12,11 +12,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from jax_grpo.memory.report import Report
 
+SETTLES_S = 0.5  # seconds in which memory that is about to be freed is
 _STATUS = Path("/proc/self/status")
 # Every block of 64 KiB and more is mapped by itself and unmapped when freed. As glibc comes, it moves that bound up to 32 MiB after
 # a large block is freed, and freed blocks then stay in its heap, where they hide or pose as memory of the program.
@@ -65,9 +67,16 @@ def _resident(field: str) -> int:
 
 
 def _give_back() -> None:
-    """Returns freed memory to the system; glibc keeps it, which would count as used before and hide what is used next."""
+    """Returns freed memory to the system; glibc keeps it, which would count as used before and hide what is used next.
+
+    JAX frees what an earlier program left when its own threads come to it: waits until nothing more is freed.
+    """
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    before, resident = None, _resident("VmRSS")
+    while resident != before:
+        time.sleep(SETTLES_S)
+        ctypes.CDLL(None).malloc_trim(0)
+        before, resident = resident, _resident("VmRSS")
 
 
 def measure(config: Any, name: str) -> dict[str, Any]:
