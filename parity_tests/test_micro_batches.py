@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import config
 from safetensors.numpy import load_file
+from short_runs import TIMES
 
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.memory.compiled import program_bytes
@@ -40,9 +41,8 @@ def update_bytes(parts: int) -> int:
 def trained(folder) -> tuple[dict, dict]:
     """Weights, and metrics that are not times."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    times = ("time/", "memory/", "tokens_per_second", "flops_per_second/", "mfu/")
     return load_file(folder / "weights" / "model.safetensors"), [
-        {key: value for key, value in row.items() if not key.startswith(times)} for row in rows
+        {key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows
     ]
 
 
