@@ -15,7 +15,7 @@ import jax
 COMPILED = "/jax/core/compile/backend_compile_duration"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 PROGRAMS = ("generate", "score", "update")  # names of the functions in `programs.Programs`
-SPOKEN_OF_S = 1.0
+SPOKEN_OF_S = 1.0  # seconds; less is no line on the console
 LEAST_S = 0.5  # seconds; what compiles faster is not worth a file
 
 
@@ -32,21 +32,12 @@ class Compilations:
     def __init__(self) -> None:
         self._before = dict(_counts())
 
-    def new(self) -> dict[str, tuple[int, float]]:
-        """Programs and seconds by function."""
-        found = {}
-        for name, (count, seconds) in _counts().items():
-            old_count, old_seconds = self._before.get(name, (0, 0.0))
-            if count > old_count:
-                found[name] = count - old_count, seconds - old_seconds
-        return found
-
     def metrics(self) -> dict[str, float]:
         """`compile/<program>`, how many of a run's programs were made ready, and `time/compile`, seconds of everything."""
-        new = self.new()
-        return {f"compile/{name}": new.get(name, (0, 0.0))[0] for name in PROGRAMS} | {
-            "time/compile": sum(seconds for _, seconds in new.values())
-        }
+        now, none = dict(_counts()), (0, 0.0)
+        counts = {f"compile/{name}": now.get(name, none)[0] - self._before.get(name, none)[0] for name in PROGRAMS}
+        seconds = sum(total - self._before.get(name, none)[1] for name, (_, total) in now.items())
+        return counts | {"time/compile": seconds}
 
 
 def line(metrics: Mapping[str, float]) -> str | None:

@@ -14,8 +14,6 @@ from jax_grpo.config_loading import ConfigError, dump_yaml, load_yaml, parse_arg
 from jax_grpo.config_sections import (
     AdvantageConfig,
     CheckpointConfig,
-    Count,
-    CountOrZero,
     EvaluationConfig,
     KLConfig,
     LMHeadConfig,
@@ -25,12 +23,10 @@ from jax_grpo.config_sections import (
     ProfileConfig,
     PromptsConfig,
     RolloutConfig,
-    Section,
-    Seed,
     TaskConfig,
-    Text,
     UpdateConfig,
 )
+from jax_grpo.config_types import Count, CountOrZero, Section, Seed, Text
 
 __all__ = ["Config", "ConfigError", "check_files", "load_config", "load_yaml", "parse_cli"]
 

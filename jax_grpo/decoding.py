@@ -59,6 +59,10 @@ class Progress(NamedTuple):
         """Whether a completion has no token t."""
         return self.stopped_PG | (t >= prompts.cap_P)[:, None]
 
+    def live_P(self, t: jax.Array, prompts: Prompts) -> jax.Array:
+        """Whether some completion of a prompt has a token t."""
+        return jnp.any(~self.done_PG(t, prompts), axis=1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
@@ -108,8 +112,7 @@ class Decoder:
         self, t: jax.Array, prompts: Prompts, progress: Progress, chunks: Sequence[list[KV]], few: int
     ) -> Progress:
         """The rest of at most `few` prompts' completions, without the other prompts."""
-        live_P = jnp.any(~progress.done_PG(t, prompts), axis=1)
-        kept_K = jax.lax.top_k(live_P.astype(jnp.int32), few)[1]
+        kept_K = jax.lax.top_k(progress.live_P(t, prompts).astype(jnp.int32), few)[1]
         some = jax.tree.map(lambda x: x[kept_K], progress)
 
         def joined(*parts: jax.Array) -> jax.Array:
@@ -136,8 +139,7 @@ class Decoder:
 
         def goes_on(carry: tuple[jax.Array, Progress, list[KV]]) -> jax.Array:
             t, progress, _ = carry
-            live_P = jnp.any(~progress.done_PG(t, prompts), axis=1)
-            return (t <= until) & (jnp.sum(live_P) > few)
+            return (t <= until) & (jnp.sum(progress.live_P(t, prompts)) > few)
 
         def step(carry: tuple[jax.Array, Progress, list[KV]]) -> tuple[jax.Array, Progress, list[KV]]:
             t, progress, chunk = carry

@@ -45,7 +45,6 @@ class Scored(NamedTuple):
     components: dict[str, np.ndarray]
     rewards_B: np.ndarray
     rollout: Rollout
-    tokens: GroupedTokens
 
 
 class Trainer:
@@ -74,18 +73,18 @@ class Trainer:
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
         phases = phases or Phases()
-        self._compilations = Compilations()
+        compilations = Compilations()
         started = time.perf_counter()
         with explained(phases, self.config):
             prompts, rollout, bare = self._generate(iteration, phases)
             # Log-probabilities need no rewards: the device computes them while the host computes those.
             cached = phases.run("score", lambda: self._with_logps(bare), wait=False)
-            scored = phases.run("reward", lambda: self._reward(prompts, rollout, bare))
+            scored = phases.run("reward", lambda: self._reward(prompts, rollout))
             batch, flat_B = phases.run("score", lambda: self._with_advantages(cached, scored))
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
         seconds = time.perf_counter() - started
-        metrics = self._metrics(iteration, scored, flat_B, steps, phases.seconds, seconds)
-        return metrics | self._compilations.metrics(), scored, batch
+        metrics = self._metrics(iteration, scored, batch, flat_B, steps, phases.seconds, seconds)
+        return metrics | compilations.metrics(), scored, batch
 
     def restore(self, origin: Origin) -> None:
         """Puts the checkpoint's state in the place of the fresh one, which is freed first: two do not fit everywhere.
@@ -142,7 +141,7 @@ class Trainer:
         repeated = [prompt for prompt in prompts for _ in range(config.rollout.group_size)]
         return repeated, rollout, unscored(jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout)
 
-    def _reward(self, prompts: list[Prompt], rollout: Rollout, batch: Batch) -> Scored:
+    def _reward(self, prompts: list[Prompt], rollout: Rollout) -> Scored:
         """Stop-truncated texts, their raw components [B], and the weighted sum with penalties."""
         config = self.config
         completions = [
@@ -159,8 +158,7 @@ class Trainer:
                     lengths_B, jnp.asarray(caps(prompts, config.rollout.max_new_tokens)), penalty.length, penalty.weight
                 )
             )
-        assert isinstance(batch.tokens, GroupedTokens)
-        return Scored(prompts, completions, components, rewards_B, rollout, batch.tokens)
+        return Scored(prompts, completions, components, rewards_B, rollout)
 
     def _with_logps(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities, and entropies, that updates read from it."""
@@ -228,7 +226,7 @@ class Trainer:
         return dataclasses.replace(batch, tokens=tokens, **jax.tree.map(lambda x: x[order_B], rows))
 
     def _metrics(
-        self, iteration, scored: Scored, flat_B, steps, seconds: dict[str, float], total: float
+        self, iteration, scored: Scored, batch: Batch, flat_B, steps, seconds: dict[str, float], total: float
     ) -> dict[str, float]:
         lengths_B = np.asarray(scored.rollout.completion_mask_PGC).sum(-1).reshape(-1)
         stopped_B = np.asarray(scored.rollout.stopped_PG).reshape(-1)
@@ -257,7 +255,8 @@ class Trainer:
             "score": needs_old_logp(self.config) + (self.reference is not None),
             "update": (1 + flops.BACKWARD) * len(steps) / self.config.update.minibatches,
         }
-        work = flops.completions_work(scored.tokens.prompt_mask_PT, scored.tokens.completion_mask_PGC)  # pyright: ignore
+        assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
+        work = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)  # pyright: ignore
         peak = flops.device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
         # Scoring ran beside the rewards: its own time is not known, at most the two phases'.
         spans = seconds | {"score": seconds["score"] + seconds["reward"]}

@@ -14,6 +14,7 @@ from jax_grpo.bench import fits, harness, scaling
 from jax_grpo.bench.knobs import KNOBS
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.config import load_config
+from jax_grpo.process_failure import TRACEBACK, failure
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -41,14 +42,14 @@ def test_a_variant_that_is_killed_names_the_signal():
     [
         ("usage: x\nx: error: no such problem", "x: error: no such problem"),
         (
-            f"{harness.TRACEBACK}\n  File\nKeyError: 1\n\nDuring it\n\n{harness.TRACEBACK}\n  File\nValueError: 2\nmore",
+            f"{TRACEBACK}\n  File\nKeyError: 1\n\nDuring it\n\n{TRACEBACK}\n  File\nValueError: 2\nmore",
             "ValueError: 2",
         ),
         ("", "no output"),
     ],
 )
 def test_the_reason_is_found_in_what_a_process_wrote(stderr, reason):
-    assert harness.failure(stderr, 1) == reason
+    assert failure(stderr, 1) == reason
 
 
 def suite(folder, *arguments):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from jax_grpo.bench import harness
 from jax_grpo.bench.fits import exponent_lines
 from jax_grpo.bench.pictures import save_pictures
+from jax_grpo.process_failure import failure
 
 
 class Entry(NamedTuple):
@@ -102,7 +103,7 @@ def run(entry: Entry, file: Path, seconds: float) -> str | None:
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)  # its variants too: they would go on beside the next benchmark
             return f"stopped after its share of {seconds:.0f} s"
-    return None if child.returncode == 0 else harness.failure(said, child.returncode)
+    return None if child.returncode == 0 else failure(said, child.returncode)
 
 
 def complete(record: Mapping[str, Any]) -> bool:

@@ -5,13 +5,11 @@ recorded with its reason, and the others go on. Knows nothing of what is measure
 """
 
 import argparse
-import ctypes
 import json
 import math
 import os
 import platform
 import resource
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jax_grpo import resident_memory
+from jax_grpo.process_failure import failure
+
 Step = Callable[[], Any]  # does the work and waits for it
 WARM_UP = 2  # steps, the first of which compiles
 STEPS_SHARE = (
@@ -29,8 +30,6 @@ STEPS_SHARE = (
 BORROWED = (
     2.5  # equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others
 )
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
@@ -101,16 +100,15 @@ def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str
 
 
 def _forget_peak() -> None:
-    """Makes Linux count the process's peak anew: reading weights and compiling are not the work. Elsewhere they stay in it."""
-    if _CLEAR_REFS.exists():
-        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed
-        _CLEAR_REFS.write_text("5")
+    """Makes the process's peak count anew where the system can: reading weights and compiling are not the work."""
+    if resident_memory.counted():
+        resident_memory.trim()
+        resident_memory.forget_peak()
 
 
 def _process_peak() -> int:
-    if _CLEAR_REFS.exists():
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return 1024 * int(status["VmHWM"].split()[0])
+    if resident_memory.counted():
+        return resident_memory.resident("VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -138,22 +136,6 @@ def run_child(bench: Bench, variant: str, problem: str, steps: int, limit_s: flo
     if done.returncode:
         return {"error": failure(done.stderr, done.returncode)}
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def failure(stderr: str, returncode: int) -> str:
-    """Why a process failed: its exception's own line, else the last line, else the signal that ended it.
-
-    The exception is the first line that is not indented after the last traceback's head: libraries write more after it.
-    """
-    lines = stderr.strip().splitlines()
-    if returncode < 0:
-        return f"ended by {signal.Signals(-returncode).name}" + (f" after: {lines[-1][:200]}" if lines else "")
-    heads = [number for number, line in enumerate(lines) if line == TRACEBACK]
-    after = lines[heads[-1] + 1 :] if heads else []
-    found = next(
-        (line for line in after if line.strip() and not line.startswith(" ")), lines[-1] if lines else "no output"
-    )
-    return found[:300]
 
 
 def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:

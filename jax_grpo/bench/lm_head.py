@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo import targets
+from jax_grpo.process_failure import failure
 
 PARAM_DTYPES = ("bfloat16", "float32")
 STEPS = 20
@@ -134,7 +135,7 @@ def run_variant(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         environment["JAX_PLATFORMS"] = "cpu"  # with a GPU platform asked for, JAX looks for a driver first
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+        return {"error": failure(done.stderr, done.returncode)}
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -10,13 +10,13 @@ device's bandwidth are the floor instead.
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jax_grpo import targets
 from jax_grpo.bench.harness import Bench, Prepared, main
-from jax_grpo.bench.update_problem import Problem, weights
+from jax_grpo.bench.update_problem import Problem, model_of, weights
 from jax_grpo.config import load_config
 from jax_grpo.memory.shapes import architecture
 from jax_grpo.programs import padded_prompt
@@ -53,14 +53,6 @@ def problem_of(name: str) -> Problem:
     )  # fmt: skip
 
 
-class Made(NamedTuple):
-    """The problem in JAX: model, parameters, prompts [P, T]."""
-
-    graphdef: Any
-    params: Any
-    ids_PT: Any
-
-
 def prompts(problem: Problem) -> np.ndarray:
     """Random prompts of full length, [P, T]."""
     rng = np.random.default_rng(0)
@@ -86,24 +78,6 @@ def caps(name: str, problem: Problem) -> np.ndarray:
 
 def _facts(name: str, problem: Problem, first_ms: float) -> dict[str, Any]:
     return {"tokens": int(caps(name, problem).sum()) * problem.group, "first_token_ms": first_ms}
-
-
-def jax_model(problem: Problem) -> Made:
-    """The problem's weights in this project's model."""
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from jax_grpo.model import GPT2, GPT2Config
-    from jax_grpo.weights import EMBEDDING, abstract_params, hf_name
-
-    sizes = GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, 1024)
-    dtype = jnp.dtype(problem.dtype)
-    graphdef = nnx.split(nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype)), nnx.Param)[0]
-    found = weights(problem)
-    found[EMBEDDING] = np.pad(found[EMBEDDING], ((0, sizes.padded_vocab_size - sizes.vocab_size), (0, 0)))
-    flat = nnx.to_flat_state(abstract_params(sizes))
-    params = nnx.from_flat_state([(path, leaf.replace(jnp.asarray(found[hf_name(path)]))) for path, leaf in flat])
-    return Made(graphdef, params, jnp.asarray(prompts(problem)))
 
 
 def decode_floor_ms(problem: Problem, params: Any) -> float:
@@ -142,16 +116,17 @@ def _jax(name: str, *, compacts: bool = True) -> Prepared:
     from jax_grpo.sampling import Sampling
 
     problem = problem_of(name)
-    made = jax_model(problem)
+    graphdef, params = model_of(problem)
+    ids_PT = jnp.asarray(prompts(problem))
     never_SV = np.repeat(np.arange(2, dtype=np.int32)[:, None], problem.vocabulary, axis=1)
     count = np.zeros(problem.prompts, np.int32)
 
     def program(cap: int) -> Callable[[], Any]:
         generate = make_generate(
-            made.graphdef, vocab_size=problem.vocabulary, pad_id=0, group_size=problem.group, max_new_tokens=cap,
+            graphdef, vocab_size=problem.vocabulary, pad_id=0, group_size=problem.group, max_new_tokens=cap,
             sampling=Sampling(), stop_table_SV=never_SV, accept_state=1, compacts=compacts,
         )  # fmt: skip
-        asked = (made.params, made.ids_PT, jnp.ones_like(made.ids_PT), count, count, 0, jnp.int32(0))
+        asked = (params, ids_PT, jnp.ones_like(ids_PT), count, count, 0, jnp.int32(0))
         caps_P = np.minimum(caps(name, problem), cap)
         return lambda: jax.block_until_ready(generate(*asked, caps_P))
 
@@ -159,7 +134,7 @@ def _jax(name: str, *, compacts: bool = True) -> Prepared:
     lengths = np.asarray(run().completion_mask_PGC).sum(-1)
     assert (lengths == caps(name, problem)[:, None]).all(), "every completion is of full length"
     facts = _facts(name, problem, best_ms(program(1)))
-    floor = decode_floor_ms(problem, made.params)
+    floor = decode_floor_ms(problem, params)
     steps = facts["tokens"] / (problem.prompts * problem.group)  # of all rows
     return Prepared(run, facts | {"decode_floor_ms": floor, "floor_ms": floor * steps, "device": str(jax.devices()[0])})
 

@@ -8,10 +8,18 @@ Every implementation starts from the same weights and reports the loss of its fi
 import tempfile
 from typing import Any, Literal
 
-import numpy as np
-
 from jax_grpo.bench.harness import Bench, Prepared, main
-from jax_grpo.bench.update_problem import ABOUT, POSITIONS, PROBLEMS, Problem, arrays, config_of, flops_of, weights
+from jax_grpo.bench.update_problem import (
+    ABOUT,
+    POSITIONS,
+    PROBLEMS,
+    Problem,
+    arrays,
+    config_of,
+    flops_of,
+    model_of,
+    weights,
+)
 
 MICRO_BATCHES = 4
 Remat = Literal[False, "all", "dots"]
@@ -20,22 +28,11 @@ Remat = Literal[False, "all", "dots"]
 def jax_parts(problem: Problem, remat: Remat = False, **update: Any):
     """(graphdef, parameters, batch) of the problem in this project's layout, and its config."""
     import jax.numpy as jnp
-    from flax import nnx
 
     from jax_grpo.batch import Batch, GroupedTokens
-    from jax_grpo.model import GPT2, GPT2Config
-    from jax_grpo.weights import EMBEDDING, abstract_params, hf_name
 
-    sizes = GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, POSITIONS)
     config = config_of(problem, **update)
-    dtype = jnp.dtype(problem.dtype)
-    graphdef = nnx.split(
-        nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat)), nnx.Param
-    )[0]
-    found = weights(problem)
-    found[EMBEDDING] = np.pad(found[EMBEDDING], ((0, sizes.padded_vocab_size - sizes.vocab_size), (0, 0)))
-    flat = nnx.to_flat_state(abstract_params(sizes))
-    params = nnx.from_flat_state([(path, leaf.replace(jnp.asarray(found[hf_name(path)]))) for path, leaf in flat])
+    graphdef, params = model_of(problem, remat)
     data = {name: jnp.asarray(x) for name, x in arrays(problem).items()}
     rows = (problem.prompts * problem.group, problem.completion)
     batch = Batch(

@@ -114,3 +114,21 @@ def flops_of(problem: Problem) -> float:
     prompt = np.ones((problem.prompts, problem.prompt), int)
     completion = np.ones((problem.prompts, problem.group, problem.completion), int)
     return flops.training(sizes, flops.completions_work(prompt, completion))
+
+
+def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
+    """The problem's weights in this project's model: its graphdef and parameters."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from jax_grpo.model import GPT2, GPT2Config
+    from jax_grpo.weights import EMBEDDING, abstract_params, hf_name
+
+    sizes = GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, POSITIONS)
+    dtype = jnp.dtype(problem.dtype)
+    model = nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat))
+    found = weights(problem)
+    found[EMBEDDING] = np.pad(found[EMBEDDING], ((0, sizes.padded_vocab_size - sizes.vocab_size), (0, 0)))
+    flat = nnx.to_flat_state(abstract_params(sizes))
+    params = nnx.from_flat_state([(path, leaf.replace(jnp.asarray(found[hf_name(path)]))) for path, leaf in flat])
+    return nnx.split(model, nnx.Param)[0], params

@@ -5,21 +5,19 @@ resident pages are: before the arguments are made, and at their most while the p
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from jax_grpo.memory.report import Report
+from jax_grpo.process_failure import failure
+from jax_grpo.resident_memory import forget_peak, resident, trim
 
 SETTLES_S = 0.5  # seconds in which memory that is about to be freed is
-_STATUS = Path("/proc/self/status")
 # Every block of 64 KiB and more is mapped by itself and unmapped when freed. As glibc comes, it moves that bound up to 32 MiB after
 # a large block is freed, and freed blocks then stay in its heap, where they hide or pose as memory of the program.
 ALLOCATOR = {
@@ -28,7 +26,6 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": "0",
     "MALLOC_TOP_PAD_": "0",
 }
-_RESET = Path("/proc/self/clear_refs")  # writing 5 makes the peak count start anew
 
 
 def compare(config: str, overrides: list[str], target: str, found: Report) -> tuple[dict[str, Any], str]:
@@ -55,15 +52,8 @@ def fresh(config: str, overrides: list[str], target: str, program: str) -> dict[
     environment |= ALLOCATOR
     done = subprocess.run([*command, *overrides], capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+        return {"error": failure(done.stderr, done.returncode)}
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _resident(field: str) -> int:
-    """Bytes of `VmRSS` or `VmHWM` (its peak)."""
-    found = re.search(rf"{field}:\s+(\d+) kB", _STATUS.read_text())
-    assert found is not None, f"{_STATUS} has no {field}"
-    return 1024 * int(found.group(1))
 
 
 def _give_back() -> None:
@@ -72,11 +62,11 @@ def _give_back() -> None:
     JAX frees what an earlier program left when its own threads come to it: waits until nothing more is freed.
     """
     gc.collect()
-    before, resident = None, _resident("VmRSS")
-    while resident != before:
+    before, now = None, resident("VmRSS")
+    while now != before:
         time.sleep(SETTLES_S)
-        ctypes.CDLL(None).malloc_trim(0)
-        before, resident = resident, _resident("VmRSS")
+        trim()
+        before, now = now, resident("VmRSS")
 
 
 def measure(config: Any, name: str) -> dict[str, Any]:
@@ -103,10 +93,10 @@ def measure(config: Any, name: str) -> dict[str, Any]:
         2
     ):  # the first run starts threads and reads the runtime's code in, which is not the program's memory
         _give_back()
-        before = _resident("VmRSS")
+        before = resident("VmRSS")
         arguments = jax.block_until_ready(jax.tree.map(filled, program.arguments))
         _give_back()  # what made the arguments
-        _RESET.write_text("5")
+        forget_peak()
         results = jax.block_until_ready(compiled(*arguments))
         del results, arguments
     statistics = device.memory_stats() or {}
@@ -114,7 +104,7 @@ def measure(config: Any, name: str) -> dict[str, Any]:
         peak = statistics["peak_bytes_in_use"]
         reserved = statistics.get("bytes_reserved", statistics.get("pool_bytes", peak))
         return {"peak": peak, "compiled": compiled_bytes, "device": device.device_kind, "reserved": reserved}
-    return {"peak": _resident("VmHWM") - before, "compiled": compiled_bytes, "device": device.device_kind}
+    return {"peak": resident("VmHWM") - before, "compiled": compiled_bytes, "device": device.device_kind}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 
 from jax_grpo.config import Config
-from jax_grpo.memory.compiled import HERE, POOL, device, program_bytes
-from jax_grpo.memory.parts import outside
-from jax_grpo.memory.shapes import run_of
+from jax_grpo.memory.compiled import HERE, POOL, device
+from jax_grpo.memory.largest import bytes_of
 
 MARGIN = 0.1  # of the limit: fragmentation, a GPU's workspaces, a CPU's thread stacks and packed operands
 GB = 1e9
@@ -51,9 +50,7 @@ def chosen(
 
     def needs(parts: int) -> int:
         if parts not in known:
-            run = run_of(config.with_micro_batches(parts))
-            update = next(program for program in run.programs if program.name == "update")
-            known[parts] = program_bytes(target, update) + outside(run, update)
+            known[parts] = bytes_of(config.with_micro_batches(parts), "update", target)
         return known[parts]
 
     found = fewest(possible, needs, (1 - MARGIN) * limit)
