@@ -17,7 +17,8 @@ from jax_grpo.model import GPT2
 from jax_grpo.sampling import Sampling, sample
 
 CHUNK_MULTIPLE = 16  # tokens; a chunk's length is a multiple of it
-MOST_CHUNKS = 4  # each is a loop to compile
+LEAST_CHUNK = 32  # tokens; each chunk is a loop to compile, and a shorter one saves too little reading to be worth that
+MOST_CHUNKS = 4
 
 
 class Prompts(NamedTuple):
@@ -91,7 +92,7 @@ class Decoder:
     def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> Progress:
         """All tokens of all completions; `hidden_PGH` predicts the first."""
         count, group, cap = progress.ids_PGC.shape
-        few = count // 2 if self.compacts and cap > CHUNK_MULTIPLE else 0
+        few = count // 2 if self.compacts and cap > LEAST_CHUNK else 0
         t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
         full: list[list[KV]] = []
         until = 0
@@ -180,5 +181,6 @@ class Decoder:
 
 def chunk_lengths(cap: int) -> list[int]:
     """Tokens of each chunk of the completions' cache; the last token of a completion is never read."""
-    size, read = -(-cap // (MOST_CHUNKS * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE, cap - 1
+    size = max(LEAST_CHUNK, -(-cap // (MOST_CHUNKS * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE)
+    read = cap - 1
     return [min(size, read - start) for start in range(0, read, size)]

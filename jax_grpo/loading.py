@@ -76,8 +76,6 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
     def build() -> GPT2:
         return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, **dtypes)
 
-    if params is None:
-        graphdef, params = nnx.split(build(), nnx.Param)
-    else:
-        graphdef = nnx.split(nnx.eval_shape(build), nnx.Param)[0]
-    return Policy(architecture, tokenizer, graphdef, params)
+    if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
+        params = jax.jit(lambda: nnx.state(build(), nnx.Param))()
+    return Policy(architecture, tokenizer, nnx.split(nnx.eval_shape(build), nnx.Param)[0], params)

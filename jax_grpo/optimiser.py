@@ -42,45 +42,57 @@ def decays(params: Any) -> Any:
     return jax.tree.map(lambda x: x.ndim >= 2, params)
 
 
-def adamw(config: UpdateConfig) -> optax.GradientTransformationExtraArgs:
+def adamw(config: UpdateConfig) -> optax.GradientTransformation:
     """AdamW (Loshchilov & Hutter 2019, decoupled decay) with the learning rate left to the caller.
 
-    Gives the direction -(m_hat / (sqrt(v_hat) + eps) + wd * w); `update` multiplies it by the scheduled rate. With
-    `finite=False` the state stays as it was. Moments are kept in the parameters' dtype (float32 masters), the first one in
-    bfloat16 where `first_moment_dtype` says so: it is added to in the parameters' dtype and rounded once a step.
+    Gives the direction -(m_hat / (sqrt(v_hat) + eps) + wd * w); `moved` multiplies it by the scheduled rate. Moments are
+    kept in the parameters' dtype (float32 masters), the first one in bfloat16 where `first_moment_dtype` says so: it is added to
+    in the parameters' dtype and rounded once a step.
     """
-    return optax.chain(
-        _scale_by_adam(config),
-        optax.add_decayed_weights(config.weight_decay, mask=decays),
-        optax.scale(-1.0),
+    adam = optax.scale_by_adam(
+        b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=STORED[config.first_moment_dtype]
     )
+    return optax.chain(adam, *_after_adam(config))
 
 
-def _scale_by_adam(config: UpdateConfig) -> optax.GradientTransformationExtraArgs:
-    """`optax.scale_by_adam`, with moments that are kept where a step is not finite."""
-    stored = STORED[config.first_moment_dtype]
-    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=stored)
+def _after_adam(config: UpdateConfig) -> tuple[optax.GradientTransformation, ...]:
+    return optax.add_decayed_weights(config.weight_decay, mask=decays), optax.scale(-1.0)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        finite = extra.get("finite", jnp.bool_(True))
-        direction, new = adam.update(updates, state, params)
-        new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
-        if stored is not None:  # the direction is that of the first moment before it is rounded
-            return direction, new
 
-        def from_moments() -> Any:
-            mu_hat = optax.tree.bias_correction(new.mu, config.beta1, new.count)
-            nu_hat = optax.tree.bias_correction(new.nu, config.beta2, new.count)
-            return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mu_hat, nu_hat)
+def moved(
+    config: UpdateConfig,
+    params: Any,
+    grads: Any,
+    opt_state: Any,
+    learning_rate: jax.typing.ArrayLike,
+    finite: jax.Array,
+) -> tuple[Any, Any]:
+    """Parameters and AdamW's state after a step along `grads`; as they were where the step is not `finite`."""
+    direction, new_state = adamw(config).update(grads, opt_state, params)
+    new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_state, opt_state)
 
-        # XLA:CPU computes the moments a second time where their direction is needed, from the old ones: it then copies those first,
-        # 8 bytes a parameter. It computes nothing twice across a loop's edge, so this loop of one turn, in the gradients' place,
-        # reads the new ones. On a GPU one kernel does it all, which the loop would cut in two.
-        placed = jax.lax.platform_dependent(
-            updates,
-            cpu=lambda updates: jax.lax.fori_loop(0, finite.astype(jnp.int32), lambda *_: from_moments(), updates),
-            default=lambda _: direction,
-        )
-        return placed, new
+    def along(direction: Any, params: Any) -> Any:
+        return jax.tree.map(lambda p, u: p + (learning_rate * u).astype(p.dtype), params, direction)
 
-    return optax.GradientTransformationExtraArgs(adam.init, update)
+    def where_finite(params: Any) -> Any:
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), along(direction, params), params)
+
+    if STORED[config.first_moment_dtype] is not None:  # the direction is that of the first moment before it is rounded
+        return where_finite(params), new_state
+
+    def from_moments(params: Any) -> Any:
+        adam, rest = new_state[0], optax.chain(*_after_adam(config))
+        mu_hat = optax.tree.bias_correction(adam.mu, config.beta1, adam.count)
+        nu_hat = optax.tree.bias_correction(adam.nu, config.beta2, adam.count)
+        scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mu_hat, nu_hat)
+        return along(rest.update(scaled, rest.init(params), params)[0], params)
+
+    # XLA:CPU computes the moments a second time where their direction is needed, from the old ones: it then copies those first,
+    # 8 bytes a parameter. It computes nothing twice across a loop's edge, so this loop of at most one turn, in the parameters'
+    # place, reads the new ones. On a GPU one kernel does it all, which the loop would cut in two.
+    placed = jax.lax.platform_dependent(
+        params,
+        cpu=lambda params: jax.lax.fori_loop(0, finite.astype(jnp.int32), lambda _, p: from_moments(p), params),
+        default=where_finite,
+    )
+    return placed, new_state

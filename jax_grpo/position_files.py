@@ -32,6 +32,7 @@ from jax_grpo.tasks.base import Position
 
 COLUMNS = ("fen", "history", "moves", "evaluations", "best")
 ARBITER_COLUMNS = ("move", "next_fen", "reward", "terminated", "truncated")
+ROWS_AT_ONCE = 1024  # as Python objects, a hundred times their size in the file
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".csv": "csv", ".pgn": "pgn", ".txt": "rookworld"}
 
@@ -161,11 +162,13 @@ def _words(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
 
 def _read_parquet(path: Path) -> Iterator[Position]:
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(ROWS_AT_ONCE, use_threads=False)
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows):
+                yield _position(row, f"{path}: row {number}")
     except (pa.ArrowException, OSError) as error:
         raise PositionFileError(f"{path}: not a readable Parquet file ({error})") from error
-    for number, row in enumerate(table.to_pylist()):
-        yield _position(row, f"{path}: row {number}")
 
 
 def _read_jsonl(path: Path) -> Iterator[Position]:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _RESET = Path("/proc/self/clear_refs")  # writing 5 makes the peak's count begin anew
 
 
@@ -20,9 +21,23 @@ def resident(field: str) -> int:
     return 1024 * int(found.group(1))
 
 
+def give_back_early() -> None:
+    """Has glibc return freed memory to the system, and its threads allocate from two heaps in all; call it before they start.
+
+    As it comes it keeps up to 64 MB at its heap's end, and has eight heaps a core, of which it gives a page back only when nothing
+    on it is used: what compiling threads leave behind keeps more resident. 0.1 GB in a run of 124M parameters.
+    """
+    if counted():
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_ARENA_MAX, 2)  # with one, compiling takes a fifth longer
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**20)
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**23)  # larger blocks are mapped one by one; 5 % slower if smaller ones are
+
+
 def trim() -> None:
     """Returns freed memory to the system; glibc keeps it, which would count as used before and hide what is used next."""
-    ctypes.CDLL(None).malloc_trim(0)
+    if counted():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def forget_peak() -> None:

@@ -22,6 +22,7 @@ import pydantic
 from flax import nnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from jax_grpo.compilation import training_options
 from jax_grpo.config import ConfigError, load_yaml
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model import GPT2, GPT2Config
@@ -119,7 +120,7 @@ def make_step(graphdef: Any, optimiser: optax.GradientTransformation, vocab_size
         updates, opt_state = optimiser.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    return jax.jit(step, donate_argnums=(0, 1))
+    return jax.jit(step, donate_argnums=(0, 1), compiler_options=training_options())
 
 
 def make_optimiser(config: SFTConfig) -> optax.GradientTransformation:

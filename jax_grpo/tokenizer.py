@@ -154,7 +154,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, in parallel."""
-        encodings = self._backend.encode_batch([self._to_backend(t) for t in texts], add_special_tokens=False)
+        encodings = self._backend.encode_batch_fast([self._to_backend(t) for t in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:

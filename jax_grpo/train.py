@@ -29,6 +29,7 @@ from jax_grpo.out_of_memory import DeviceOutOfMemory
 from jax_grpo.phases import Watchdog
 from jax_grpo.profiling import Profiler
 from jax_grpo.prompts import load_positions
+from jax_grpo.resident_memory import give_back_early
 from jax_grpo.resume import (
     CHECKPOINTS,
     OPTIONS,
@@ -200,6 +201,7 @@ def save_batch(folder: Path, iteration: int, batch: Batch, scored: Scored, train
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
+    give_back_early()
     try:
         options, rest = OPTIONS.parse_known_args(argv)
         config = parse_cli(rest, PROGRAM, [OPTIONS])

@@ -12,7 +12,7 @@ import numpy as np
 from jax_grpo import advantages, flops
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
 from jax_grpo.checkpoint import abstract, content_hash, restore
-from jax_grpo.compilation import Compilations
+from jax_grpo.compilation import Compilations, takes_time
 from jax_grpo.config import Config
 from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
@@ -21,6 +21,7 @@ from jax_grpo.out_of_memory import explained
 from jax_grpo.phases import Phases
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
 from jax_grpo.prompts import PromptDataset, load_positions
+from jax_grpo.resident_memory import trim
 from jax_grpo.resume import Origin, require_same_data
 from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.samples import distinct_share
@@ -84,7 +85,10 @@ class Trainer:
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
         seconds = time.perf_counter() - started
         metrics = self._metrics(iteration, scored, batch, flat_B, steps, phases.seconds, seconds)
-        return metrics | compilations.metrics(), scored, batch
+        compiled = compilations.metrics()
+        if takes_time(compiled):
+            trim()  # a compiler frees half a gigabyte, which would stay
+        return metrics | compiled, scored, batch
 
     def restore(self, origin: Origin) -> None:
         """Puts the checkpoint's state in the place of the fresh one, which is freed first: two do not fit everywhere.

@@ -16,12 +16,13 @@ from flax import nnx, struct
 
 from jax_grpo import loss as loss_terms
 from jax_grpo.batch import Batch, cut
+from jax_grpo.compilation import training_options
 from jax_grpo.config import Config
 from jax_grpo.kl_control import adaptive_beta
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.loss import Weighted
-from jax_grpo.optimiser import adamw, schedule
+from jax_grpo.optimiser import adamw, moved, schedule
 
 
 @struct.dataclass
@@ -125,13 +126,18 @@ def make_gradient(graphdef, config: Config):
             *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)),
         )
 
+        value_and_grad = jax.value_and_grad(part_loss, has_aux=True)
+
         def add(carry, piece):
             loss, grads = carry
-            (value, aux), part_grads = jax.value_and_grad(part_loss, has_aux=True)(params, piece)
+            (value, aux), part_grads = value_and_grad(params, piece)
             return (loss + value, jax.tree.map(jnp.add, grads, part_grads)), aux
 
-        start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
-        (loss, grads), (logp, entropy) = jax.lax.scan(add, start, pieces)
+        if parts == 1:  # a sum that starts at zero would be a second copy of the gradients
+            (loss, (logp, entropy)), grads = value_and_grad(params, jax.tree.map(lambda x: x[0], pieces))
+        else:
+            start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
+            (loss, grads), (logp, entropy) = jax.lax.scan(add, start, pieces)
         return loss, grads, logp.reshape(batch.mask_BS.shape), entropy.reshape(batch.mask_BS.shape)
 
     return gradient
@@ -144,7 +150,6 @@ def make_step(graphdef, config: Config, total_steps: int):
     count as they were; the two counters and the metric `nonfinite` say so.
     """
     gradient = make_gradient(graphdef, config)
-    optimiser = adamw(config.update)
     rate = schedule(config.update, total_steps)
 
     def step(state: TrainState, batch: Batch):
@@ -152,23 +157,18 @@ def make_step(graphdef, config: Config, total_steps: int):
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         scale = jnp.where(norm > config.update.max_grad_norm, config.update.max_grad_norm / norm, 1.0)
-        updates, opt_state = optimiser.update(
-            jax.tree.map(lambda g: g * scale, grads), state.opt_state, state.params, finite=finite
-        )
         learning_rate = rate(state.optimizer_step)
-        params = jax.tree.map(lambda p, u: p + (learning_rate * u).astype(p.dtype), state.params, updates)
+        scaled = jax.tree.map(lambda g: g * scale, grads)
+        params, opt_state = moved(config.update, state.params, scaled, state.opt_state, learning_rate, finite)
         metrics = loss_terms.metrics(batch, logp_BS, entropy_BS, config)
         beta = state.beta
         if config.kl.adaptive:
             beta = adaptive_beta(beta, metrics["kl/mean"], config.kl)
 
-        def keep(new, old):
-            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-
         new_state = TrainState(
-            params=keep(params, state.params),
+            params=params,
             opt_state=opt_state,
-            beta=keep(beta, state.beta),
+            beta=jnp.where(finite, beta, state.beta),
             optimizer_step=state.optimizer_step + finite,
             nonfinite_in_a_row=jnp.where(finite, 0, state.nonfinite_in_a_row + 1),
             nonfinite_total=state.nonfinite_total + ~finite,
@@ -192,4 +192,4 @@ def make_update(graphdef, config: Config, total_steps: int):
     def update(state, batch):
         return step(state, batch)[:2]
 
-    return jax.jit(update, donate_argnums=0)
+    return jax.jit(update, donate_argnums=0, compiler_options=training_options())

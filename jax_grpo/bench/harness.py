@@ -101,8 +101,8 @@ def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str
 
 def _forget_peak() -> None:
     """Makes the process's peak count anew where the system can: reading weights and compiling are not the work."""
+    resident_memory.trim()
     if resident_memory.counted():
-        resident_memory.trim()
         resident_memory.forget_peak()
 
 

@@ -16,18 +16,21 @@ from jax_grpo.bench.harness import Bench, Prepared, main
 from jax_grpo.bench.update_problem import Problem
 from jax_grpo.config import Config
 from jax_grpo.prompts import read_packaged
+from jax_grpo.resident_memory import give_back_early
 from jax_grpo.rollout import padded_length
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Position
 from jax_grpo.tokenizer import Tokenizer
 
 PROMPT_TOKENS = 64  # at most; fewer than 49 would be another width, with programs of its own to compile
+LOOKED_AT = 1024  # positions; half of them are of the common width, and a run takes a few each step
 LONGEST = 80  # of all packaged positions
 PROBLEMS = {
     "width-128": Problem(4, 4, 128, 50257, 8, 8, PROMPT_TOKENS, 32),
     "124m": Problem(12, 12, 768, 50257, 2, 4, PROMPT_TOKENS, 32),
     "124m-8x8x144-bf16": Problem(12, 12, 768, 50257, 8, 8, PROMPT_TOKENS, 144, "bfloat16"),
 }
+CHUNKED = {"implementation": "chunked", "chunk_tokens": 256, "chunk_vocab": 8192}
 ABOUT = {
     name: f"L {p.layers}, H {p.width}, V {p.vocabulary}; {p.prompts} prompts x {p.group} completions of {p.completion} "
     f"tokens, beta 0.04, {p.dtype}"
@@ -44,7 +47,7 @@ def config_of(problem: Problem, **sections: Any) -> Config:
 def positions(config: Config) -> list[Position]:
     """Packaged positions whose prompts are of one padded width."""
     tokenizer, task = Tokenizer.load(config.model.tokenizer), make_task(config.task)
-    found = read_packaged("train")
+    found = read_packaged("train")[:LOOKED_AT]
     lengths = map(len, tokenizer.encode_batch([task.prompt(position, 0).text for position in found]))
     width = padded_length(PROMPT_TOKENS)
     return [position for position, length in zip(found, lengths, strict=True) if padded_length(length) == width]
@@ -58,6 +61,7 @@ def _jax(name: str, **sections: Any) -> Prepared:
 
     problem = PROBLEMS[name]
     config = config_of(problem, **sections)
+    give_back_early()  # as `jax_grpo.train` does
     trainer = Trainer(config)
     trainer.dataset = PromptDataset(positions(config), config.seed)
     kept: dict[str, Any] = {"iteration": 0}
@@ -95,7 +99,7 @@ def _trl(name: str) -> Prepared:
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.eos_token
     task = make_task(config.task)
-    texts = [task.prompt(position, 0).text for position in positions(config)[:512]]
+    texts = [task.prompt(position, 0).text for position in positions(config)]
     go, done = threading.Semaphore(0), threading.Semaphore(0)
 
     class OneByOne(TrainerCallback):
@@ -132,7 +136,7 @@ BENCH = Bench(
     "A whole GRPO iteration beside TRL's.",
     {
         "jax_grpo": _jax,
-        "jax_grpo-chunked": lambda name: _jax(name, lm_head={"implementation": "chunked", "chunk_tokens": 128}),
+        "jax_grpo-chunked": lambda name: _jax(name, lm_head=CHUNKED),
         "TRL": _trl,
     },
     ABOUT,

@@ -10,19 +10,17 @@ from jax_grpo.bench.update_problem import ABOUT, PROBLEMS, config_of, weights
 
 
 def _ours(name: str, first_moment: str) -> Prepared:
-    from jax_grpo.optimiser import adamw
+    from jax_grpo.optimiser import adamw, moved
 
     config = config_of(PROBLEMS[name], first_moment_dtype=first_moment)
     params = {key: jnp.asarray(x) for key, x in weights(PROBLEMS[name]).items()}
     grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
-    optimiser = adamw(config.update)
 
     def step(params: Any, moments: Any, finite: jax.Array) -> Any:
-        updates, moments = optimiser.update(grads, moments, params, finite=finite)
-        return jax.tree.map(lambda p, u: p + 1e-6 * u, params, updates), moments
+        return moved(config.update, params, grads, moments, jnp.float32(1e-6), finite)
 
     jitted = jax.jit(step, donate_argnums=(0, 1))
-    kept = {"state": (params, optimiser.init(params))}
+    kept = {"state": (params, adamw(config.update).init(params))}
 
     def run() -> None:
         kept["state"] = jax.block_until_ready(jitted(*kept["state"], jnp.bool_(True)))

@@ -17,6 +17,7 @@ from jax_grpo.memory.shapes import Program
 
 HERE = ("cpu", "local")
 # XLA's own rematerialisation would make a program that is too large seem to fit, by recomputing.
+# A CPU's compiler does not. There a program's own options hold (`compilation.training_options`), which these would replace.
 _OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "rematerialization"}
 # The share of a GPU that JAX takes at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX's documentation).
 POOL = 0.75
@@ -80,7 +81,7 @@ def compile_program(target: str, program: Program) -> Compiled:
         CannotCompile: the target's compiler is not installed; says what is missing.
     """
     with tempfile.TemporaryDirectory() as dump:
-        memory = _memory(target, program, _OPTIONS | {"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
+        memory = _memory(target, program, {"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
         return Compiled(
             memory.argument_size_in_bytes,
             memory.output_size_in_bytes,
@@ -96,7 +97,7 @@ def program_bytes(target: str, program: Program) -> int:
     Raises:
         CannotCompile: see `compile_program`.
     """
-    memory = _memory(target, program, _OPTIONS)
+    memory = _memory(target, program, {})
     kept = memory.argument_size_in_bytes - memory.alias_size_in_bytes
     return kept + memory.output_size_in_bytes + memory.temp_size_in_bytes
 
@@ -118,6 +119,8 @@ def _compile(target: str, program: Program, options: dict[str, Any]) -> Any:
     else:
         where = aot.device(target)
         arguments = aot.on_device(program.arguments, where)
+    if where.platform != "cpu":
+        options = _OPTIONS | options
     with jax.default_device(where):
         memory = program.function.lower(*arguments).compile(compiler_options=options).memory_analysis()
     assert memory is not None, "XLA reports its memory for CPUs and GPUs"

@@ -6,6 +6,7 @@ knows nothing of tokens, models or training.
 
 import dataclasses
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 from jax_grpo.tasks.stop import StopRule
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Position:
     """A chess position and what is known about it.
 
@@ -35,6 +36,11 @@ class Position:
     best: str | None = None
     move: str | None = None
     next_state: str | None = None
+
+    def __post_init__(self) -> None:
+        # Some 1,900 moves can be written: one string for each, not fifteen for every position of a data set.
+        object.__setattr__(self, "history", tuple(map(sys.intern, self.history)))
+        object.__setattr__(self, "moves", tuple(map(sys.intern, self.moves)))
 
 
 @dataclasses.dataclass(frozen=True)
