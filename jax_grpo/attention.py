@@ -32,6 +32,20 @@ def causal_mask(attention_mask_BT: jax.Array) -> jax.Array:
     return causal_TT[None, None] & attention_mask_BT.astype(bool)[:, None, None, :]
 
 
+def join_rows(x_PTX: jax.Array, x_PGCX: jax.Array) -> jax.Array:
+    """One row a token, [P T + P G C, ...]: those of the prompts, then those of the completions."""
+    return jnp.concatenate([x_PTX.reshape(-1, *x_PTX.shape[2:]), x_PGCX.reshape(-1, *x_PGCX.shape[3:])])
+
+
+def split_rows(x_RX: jax.Array, prompt_PT: jax.Array, completion_PGC: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The inverse of `join_rows`, [P, T, ...] and [P, G, C, ...]; the arrays give the sizes."""
+    rest = x_RX.shape[1:]
+    return (
+        x_RX[: prompt_PT.size].reshape(*prompt_PT.shape, *rest),
+        x_RX[prompt_PT.size :].reshape(*completion_PGC.shape, *rest),
+    )
+
+
 def _joint_softmax(parts: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim: int) -> list[jax.Array]:
     """Attention weights of one softmax over several sets of keys, each given as its scores [..., S] and which of them are seen."""
     lowest = jnp.finfo(parts[0][0].dtype).min
@@ -73,26 +87,27 @@ class Attention(nnx.Module):
         return self.c_proj(heads.reshape(*heads.shape[:-2], self.num_heads * self.head_dim))
 
     def __call__(self, x_BTH: jax.Array, mask_B1TT: jax.Array) -> tuple[jax.Array, KV]:
-        q_BTND, k_BTND, v_BTND = self.qkv(x_BTH)
-        # Written out: `jax.nn.dot_product_attention` takes its softmax in float32 even for float64 inputs.
-        dtype = wide_dtype(x_BTH)
-        scores_BNTS = jnp.einsum("btnd,bsnd->bnts", q_BTND, k_BTND, preferred_element_type=dtype)
-        scores_BNTS = jnp.where(mask_B1TT, scores_BNTS / math.sqrt(self.head_dim), jnp.finfo(dtype).min)
-        weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(x_BTH.dtype)
-        out_BTND = jnp.einsum("bnts,bsnd->btnd", weights_BNTS, v_BTND)
-        return self.project(out_BTND), KV(k_BTND, v_BTND)
+        q, k, v = self.qkv(x_BTH)
+        return self.project(self._causal(q, k, v, mask_B1TT)), KV(k, v)
 
     def grouped(
-        self, x_PGCH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
+        self, x_RH: jax.Array, mask_P1TT: jax.Array, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
     ) -> jax.Array:
-        """All tokens of all completions at once: each sees its prompt's shared keys [P, T, N, D] and its own past."""
-        q, k, v = self.qkv(x_PGCH)
+        """All tokens of all prompts and of all completions, rows [R, H] as `join_rows` lays them.
+
+        A completion's token sees its prompt's shared keys and its own past. What is done to each row by itself is one product
+        for both kinds.
+        """
+        (prompt_q, q), (prompt_k, k), (prompt_v, v) = (
+            split_rows(x_RND, prompt_mask_PT, completion_mask_PGC) for x_RND in self.qkv(x_RH)
+        )
+        out_PTND = self._causal(prompt_q, prompt_k, prompt_v, mask_P1TT)
         causal_CC = jnp.tril(jnp.ones((q.shape[2], q.shape[2]), bool))
         own_PGCS = causal_CC & completion_mask_PGC.astype(bool)[:, :, None, :]
         weights = _joint_softmax(
             [
                 (
-                    jnp.einsum("pgcnd,ptnd->pgnct", q, prompt.k, preferred_element_type=wide_dtype(q)),
+                    jnp.einsum("pgcnd,ptnd->pgnct", q, prompt_k, preferred_element_type=wide_dtype(q)),
                     prompt_mask_PT.astype(bool)[:, None, None, None, :],
                 ),
                 (
@@ -103,9 +118,17 @@ class Attention(nnx.Module):
             self.head_dim,
         )
         on_prompt, on_own = (w.astype(q.dtype) for w in weights)
-        return self.project(
-            jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, prompt.v) + jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v)
-        )
+        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, prompt_v) + jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v)
+        return self.project(join_rows(out_PTND, out_PGCND))
+
+    def _causal(self, q_BTND: jax.Array, k_BTND: jax.Array, v_BTND: jax.Array, mask_B1TT: jax.Array) -> jax.Array:
+        """Heads' outputs [B, T, N, D] where each token sees what the mask lets it."""
+        # Written out: `jax.nn.dot_product_attention` takes its softmax in float32 even for float64 inputs.
+        dtype = wide_dtype(q_BTND)
+        scores_BNTS = jnp.einsum("btnd,bsnd->bnts", q_BTND, k_BTND, preferred_element_type=dtype)
+        scores_BNTS = jnp.where(mask_B1TT, scores_BNTS / math.sqrt(self.head_dim), jnp.finfo(dtype).min)
+        weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(q_BTND.dtype)
+        return jnp.einsum("bnts,bsnd->btnd", weights_BNTS, v_BTND)
 
     def decode(
         self, x_PGH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, own: Sequence[KV], step: jax.Array

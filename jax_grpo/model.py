@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo.attention import KV, Attention, causal_mask
+from jax_grpo.attention import KV, Attention, causal_mask, join_rows, split_rows
 from jax_grpo.layers import MLP, GPT2Config, layer_norm, normal
 
 
@@ -49,17 +49,11 @@ class Block(nnx.Module):
         return materialized(x_BTH + self.mlp(self.ln_2(x_BTH))), kv
 
     def grouped(
-        self,
-        x_PTH: jax.Array,
-        x_PGCH: jax.Array,
-        mask_P1TT: jax.Array,
-        prompt_mask_PT: jax.Array,
-        completion_mask_PGC: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        x_PTH, prompt = self(x_PTH, mask_P1TT)
-        attended_PGCH = self.attn.grouped(self.ln_1(x_PGCH), prompt, prompt_mask_PT, completion_mask_PGC)
-        x_PGCH = materialized(x_PGCH + attended_PGCH)
-        return x_PTH, materialized(x_PGCH + self.mlp(self.ln_2(x_PGCH)))
+        self, x_RH: jax.Array, mask_P1TT: jax.Array, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
+    ) -> jax.Array:
+        attended_RH = self.attn.grouped(self.ln_1(x_RH), mask_P1TT, prompt_mask_PT, completion_mask_PGC)
+        x_RH = materialized(x_RH + attended_RH)
+        return materialized(x_RH + self.mlp(self.ln_2(x_RH)))
 
     def decode(
         self, x_PGH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, own: Sequence[KV], step: jax.Array
@@ -67,6 +61,17 @@ class Block(nnx.Module):
         attended_PGH, last = self.attn.decode(self.ln_1(x_PGH), prompt, prompt_mask_PT, own, step)
         x_PGH = x_PGH + attended_PGH
         return x_PGH + self.mlp(self.ln_2(x_PGH)), last
+
+
+def tied(block: Block, x: jax.Array) -> tuple[Block, jax.Array]:
+    """Both as they are; in the backward pass, the gradient of x waits for those of the block's parameters.
+
+    These are sums that nothing but the optimiser reads: XLA:CPU would put them all off to the end, and keep every block's
+    activations and their gradients until then.
+    """
+    graphdef, params = nnx.split(block)
+    params, x = jax.lax.optimization_barrier((params, x))
+    return nnx.merge(graphdef, params), x
 
 
 Remat = Literal[False, "all", "dots"]
@@ -189,10 +194,12 @@ class GPT2(nnx.Module):
         read_PGC, read_mask_PGC = completion_ids_PGC[..., :-1], completion_mask_PGC[..., :-1]
         length_P = jnp.sum(prompt_mask_PT.astype(jnp.int32), axis=-1)
         position_PGC = length_P[:, None, None] + position_ids(read_mask_PGC)
-        x_PGCH = self._embed(read_PGC, position_PGC)
+        x_RH = join_rows(x_PTH, self._embed(read_PGC, position_PGC))
         run = _recomputed(Block.grouped, self.remat)
         for block in self.h:
-            x_PTH, x_PGCH = run(block, x_PTH, x_PGCH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
+            tied_block, x_RH = tied(block, x_RH)
+            x_RH = run(tied_block, x_RH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
+        x_PTH, x_PGCH = split_rows(x_RH, prompt_mask_PT, read_mask_PGC)
         last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))
         return self.ln_f(jnp.concatenate([last_PGH[:, :, None], x_PGCH], axis=2))
 

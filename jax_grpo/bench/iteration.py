@@ -38,10 +38,10 @@ ABOUT = {
 }
 
 
-def config_of(problem: Problem, **sections: Any) -> Config:
+def config_of(problem: Problem, *, remat: bool = False, **sections: Any) -> Config:
     """A run of the problem; keywords replace sections."""
-    shared = update_problem.config_of(problem._replace(prompt=LONGEST))
-    return Config.model_validate(shared.model_dump() | sections)
+    shared = update_problem.config_of(problem._replace(prompt=LONGEST)).model_dump()
+    return Config.model_validate(shared | {"model": shared["model"] | {"remat": remat}} | sections)
 
 
 def positions(config: Config) -> list[Position]:
@@ -53,14 +53,14 @@ def positions(config: Config) -> list[Position]:
     return [position for position, length in zip(found, lengths, strict=True) if padded_length(length) == width]
 
 
-def _jax(name: str, **sections: Any) -> Prepared:
+def _jax(name: str, *, remat: bool = False, **sections: Any) -> Prepared:
     import jax
 
     from jax_grpo.prompts import PromptDataset
     from jax_grpo.trainer import Trainer
 
     problem = PROBLEMS[name]
-    config = config_of(problem, **sections)
+    config = config_of(problem, remat=remat, **sections)
     give_back_early()  # as `jax_grpo.train` does
     trainer = Trainer(config)
     trainer.dataset = PromptDataset(positions(config), config.seed)
@@ -137,6 +137,7 @@ BENCH = Bench(
     {
         "jax_grpo": _jax,
         "jax_grpo-chunked": lambda name: _jax(name, lm_head=CHUNKED),
+        "jax_grpo-chunked-remat": lambda name: _jax(name, lm_head=CHUNKED, remat=True),
         "TRL": _trl,
     },
     ABOUT,
