@@ -10,6 +10,7 @@ from conftest import TINY, tiny_model
 from flax import nnx
 from scipy import stats
 
+from jax_grpo import decoding
 from jax_grpo.model import GPT2
 from jax_grpo.rollout import PromptTooLong, encode_prompts, make_generate
 from jax_grpo.sampling import Sampling, draw, keep_likely, penalise_repetition, sample
@@ -20,6 +21,12 @@ from jax_grpo.weights import load_hf
 CHESS = Tokenizer.load("chess")
 UNCHANGED = Sampling()
 NEVER = np.repeat(np.arange(2)[:, None], TINY.vocab_size, axis=1)  # no token stops
+
+
+@pytest.fixture
+def short_chunks(monkeypatch):
+    """Chunks of the completions' cache so short that a tiny model's completions have several."""
+    monkeypatch.setattr(decoding, "LEAST_CHUNK", decoding.CHUNK_MULTIPLE)
 
 
 def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, vocab=TINY.vocab_size, compacts=True):
@@ -115,7 +122,7 @@ def test_top_p_keeps_at_least_one_token():
     assert np.isfinite(kept).tolist() == [[True, False]]
 
 
-def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(tmp_path):
+def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(short_chunks, tmp_path):
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -154,7 +161,7 @@ def _stops_often(every: int) -> np.ndarray:
     return np.stack([stops.astype(np.int32), np.ones(TINY.vocab_size, np.int32)])
 
 
-def test_a_completion_does_not_depend_on_its_batch():
+def test_a_completion_does_not_depend_on_its_batch(short_chunks):
     graphdef, params = tiny_model()
     lengths = [1 + 3 * i % 10 for i in range(64)]
     ids, mask = _prompts(lengths)
@@ -189,7 +196,7 @@ def test_a_completion_does_not_depend_on_its_batch():
 
 
 @pytest.mark.parametrize("last", [1, 3, 5])
-def test_going_on_with_half_of_the_prompts_changes_no_token(last):
+def test_going_on_with_half_of_the_prompts_changes_no_token(short_chunks, last):
     """Prompts of short caps stop early; `last` of six go on to the cap, into a second chunk."""
     graphdef, params = tiny_model()
     ids, mask = _prompts([3, 7, 5, 9, 2, 4])

@@ -216,3 +216,32 @@ def test_cut_splits_groups_only_when_prompts_run_out():
     assert cut(batch, 8).tokens.completion_ids_PGC.shape == (8, 1, 2, 6)
     with pytest.raises(ValueError, match="16 completions do not divide into 3"):
         cut(batch, 3)
+
+
+def _compiled(layers: int, hidden: int = 32):
+    """The update's program for a model of this size, 4 prompts x 4 completions of 6 tokens; and its parameters' bytes."""
+    sizes = dataclasses.replace(TINY, num_layers=layers, hidden_size=hidden)
+    shape = jax.eval_shape(lambda: nnx.split(GPT2(sizes, rngs=nnx.Rngs(0)), nnx.Param)[1])
+    graphdef = nnx.split(nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0))), nnx.Param)[0]
+    settings = config()
+    batch = training_batch(*tiny_model())
+    state = jax.eval_shape(lambda params: init_state(params, settings), shape)
+    compiled = make_update(graphdef, settings, 10).lower(state, batch).compile()
+    return compiled, sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shape))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA:CPU makes of it")
+def test_the_update_needs_one_copy_of_the_gradients_beside_its_state():
+    compiled, params = _compiled(layers=2, hidden=512)
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 1.4 * params  # the rest are activations of 176 tokens; a second copy would be 2
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1e4, "the new state is in the old one's place"
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA:CPU makes of it")
+def test_a_block_more_is_as_many_instructions_more_whatever_the_depth():
+    """Else blocks are computed again in the ones behind them, which XLA:CPU does to sums that nothing keeps apart."""
+    two, four, eight = (_compiled(layers)[0].as_text().count(" = ") for layers in (2, 4, 8))
+    growth = ((eight - four) / 4) / ((four - two) / 2)
+    print(f"{(four - two) / 2:.0f} instructions a block, {growth:.2f} times as many from the fourth on")
+    assert growth < 1.1
