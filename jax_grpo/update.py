@@ -126,18 +126,13 @@ def make_gradient(graphdef, config: Config):
             *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)),
         )
 
-        value_and_grad = jax.value_and_grad(part_loss, has_aux=True)
-
         def add(carry, piece):
             loss, grads = carry
-            (value, aux), part_grads = value_and_grad(params, piece)
+            (value, aux), part_grads = jax.value_and_grad(part_loss, has_aux=True)(params, piece)
             return (loss + value, jax.tree.map(jnp.add, grads, part_grads)), aux
 
-        if parts == 1:  # a sum that starts at zero would be a second copy of the gradients
-            (loss, (logp, entropy)), grads = value_and_grad(params, jax.tree.map(lambda x: x[0], pieces))
-        else:
-            start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
-            (loss, grads), (logp, entropy) = jax.lax.scan(add, start, pieces)
+        start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
+        (loss, grads), (logp, entropy) = jax.lax.scan(add, start, pieces)
         return loss, grads, logp.reshape(batch.mask_BS.shape), entropy.reshape(batch.mask_BS.shape)
 
     return gradient

@@ -238,6 +238,7 @@ def test_the_update_needs_one_copy_of_the_gradients_beside_its_state():
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1e4, "the new state is in the old one's place"
 
 
+@pytest.mark.slow  # compiles the update three times
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA:CPU makes of it")
 def test_a_block_more_is_as_many_instructions_more_whatever_the_depth():
     """Else blocks are computed again in the ones behind them, which XLA:CPU does to sums that nothing keeps apart."""
