@@ -87,8 +87,8 @@ class Attention(nnx.Module):
         return self.c_proj(heads.reshape(*heads.shape[:-2], self.num_heads * self.head_dim))
 
     def __call__(self, x_BTH: jax.Array, mask_B1TT: jax.Array) -> tuple[jax.Array, KV]:
-        q, k, v = self.qkv(x_BTH)
-        return self.project(self._causal(q, k, v, mask_B1TT)), KV(k, v)
+        q_BTND, k_BTND, v_BTND = self.qkv(x_BTH)
+        return self.project(self._causal(q_BTND, k_BTND, v_BTND, mask_B1TT)), KV(k_BTND, v_BTND)
 
     def grouped(
         self, x_RH: jax.Array, mask_P1TT: jax.Array, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
@@ -98,27 +98,29 @@ class Attention(nnx.Module):
         A completion's token sees its prompt's shared keys and its own past. What is done to each row by itself is one product
         for both kinds.
         """
-        (prompt_q, q), (prompt_k, k), (prompt_v, v) = (
+        (q_PTND, q_PGCND), (k_PTND, k_PGCND), (v_PTND, v_PGCND) = (
             split_rows(x_RND, prompt_mask_PT, completion_mask_PGC) for x_RND in self.qkv(x_RH)
         )
-        out_PTND = self._causal(prompt_q, prompt_k, prompt_v, mask_P1TT)
-        causal_CC = jnp.tril(jnp.ones((q.shape[2], q.shape[2]), bool))
+        out_PTND = self._causal(q_PTND, k_PTND, v_PTND, mask_P1TT)
+        causal_CC = jnp.tril(jnp.ones((q_PGCND.shape[2], q_PGCND.shape[2]), bool))
         own_PGCS = causal_CC & completion_mask_PGC.astype(bool)[:, :, None, :]
         weights = _joint_softmax(
             [
                 (
-                    jnp.einsum("pgcnd,ptnd->pgnct", q, prompt_k, preferred_element_type=wide_dtype(q)),
+                    jnp.einsum("pgcnd,ptnd->pgnct", q_PGCND, k_PTND, preferred_element_type=wide_dtype(q_PGCND)),
                     prompt_mask_PT.astype(bool)[:, None, None, None, :],
                 ),
                 (
-                    jnp.einsum("pgcnd,pgsnd->pgncs", q, k, preferred_element_type=wide_dtype(q)),
+                    jnp.einsum("pgcnd,pgsnd->pgncs", q_PGCND, k_PGCND, preferred_element_type=wide_dtype(q_PGCND)),
                     own_PGCS[:, :, None],
                 ),
             ],
             self.head_dim,
         )
-        on_prompt, on_own = (w.astype(q.dtype) for w in weights)
-        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, prompt_v) + jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v)
+        on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in weights)
+        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND) + jnp.einsum(
+            "pgncs,pgsnd->pgcnd", on_own, v_PGCND
+        )
         return self.project(join_rows(out_PTND, out_PGCND))
 
     def _causal(self, q_BTND: jax.Array, k_BTND: jax.Array, v_BTND: jax.Array, mask_B1TT: jax.Array) -> jax.Array:

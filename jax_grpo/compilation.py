@@ -17,7 +17,7 @@ CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 PROGRAMS = ("generate", "score", "update")  # names of the functions in `programs.Programs`
 SPOKEN_OF_S = 1.0  # seconds; less is no line on the console
 # XLA:CPU drops optimisation barriers before it fuses what they keep apart, and its scheduler for concurrency keeps more alive at
-# once, which a program of large matmuls is not faster by. Both names are known to every jaxlib from 0.10.0 to 0.12.0.
+# once, which a program of large matmuls is not faster by. Both names are known to jaxlib 0.10.0, 0.10.1, 0.10.2, 0.11.0 and 0.12.0.
 TRAINING_ON_CPU = {
     "xla_disable_hlo_passes": "cse_barrier_expander",  # a barrier that is left costs nothing: a later pass drops it
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",

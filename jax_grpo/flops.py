@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from jax_grpo.model import GPT2Config
 
@@ -69,7 +70,7 @@ def training(sizes: GPT2Config, work: Work) -> float:
     return (1 + BACKWARD) * forward(sizes, work)
 
 
-def completions_work(prompt_mask_PT: np.ndarray, completion_mask_PGC: np.ndarray) -> Work:
+def completions_work(prompt_mask_PT: npt.ArrayLike, completion_mask_PGC: npt.ArrayLike) -> Work:
     """What a pass over an iteration's tokens needs; sampling them needs the same.
 
     A prompt of p tokens is read once. A completion of c tokens is predicted from the prompt's last token and its own first

@@ -25,15 +25,6 @@ def position_ids(attention_mask_BT: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.cumsum(attention_mask_BT.astype(jnp.int32), axis=-1) - 1, 0)
 
 
-def materialized(x: jax.Array) -> jax.Array:
-    """x, and in the backward pass its gradient, as an array of its own: no consumer computes it again.
-
-    XLA:CPU would fuse the whole residual stream, every sum before this one, into each of its readers, and its gradient likewise:
-    twice the instructions to compile, a fifth of the update's time. It heeds this with `compilation.training_options`.
-    """
-    return jax.lax.optimization_barrier(x)
-
-
 class Block(nnx.Module):
     """Pre-norm transformer block."""
 
@@ -45,15 +36,15 @@ class Block(nnx.Module):
 
     def __call__(self, x_BTH: jax.Array, mask_B1TT: jax.Array) -> tuple[jax.Array, KV]:
         attended_BTH, kv = self.attn(self.ln_1(x_BTH), mask_B1TT)
-        x_BTH = materialized(x_BTH + attended_BTH)
-        return materialized(x_BTH + self.mlp(self.ln_2(x_BTH))), kv
+        x_BTH = x_BTH + attended_BTH
+        return x_BTH + self.mlp(self.ln_2(x_BTH)), kv
 
     def grouped(
         self, x_RH: jax.Array, mask_P1TT: jax.Array, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
     ) -> jax.Array:
         attended_RH = self.attn.grouped(self.ln_1(x_RH), mask_P1TT, prompt_mask_PT, completion_mask_PGC)
-        x_RH = materialized(x_RH + attended_RH)
-        return materialized(x_RH + self.mlp(self.ln_2(x_RH)))
+        x_RH = x_RH + attended_RH
+        return x_RH + self.mlp(self.ln_2(x_RH))
 
     def decode(
         self, x_PGH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, own: Sequence[KV], step: jax.Array
@@ -63,33 +54,29 @@ class Block(nnx.Module):
         return x_PGH + self.mlp(self.ln_2(x_PGH)), last
 
 
-def tied(block: Block, x: jax.Array) -> tuple[Block, jax.Array]:
-    """Both as they are; in the backward pass, the gradient of x waits for those of the block's parameters.
-
-    These are sums that nothing but the optimiser reads: XLA:CPU would put them all off to the end, and keep every block's
-    activations and their gradients until then.
-    """
-    graphdef, params = nnx.split(block)
-    params, x = jax.lax.optimization_barrier((params, x))
-    return nnx.merge(graphdef, params), x
-
-
 Remat = Literal[False, "all", "dots"]
 _KEPT = {"all": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}  # None: a block's inputs alone
 
 
-def _recomputed(method: Callable, remat: Remat) -> Callable:
-    """The block's method, recomputed in the backward pass as asked.
+def _differentiated(method: Callable, remat: Remat) -> Callable:
+    """The block's method as a part of a program with a backward pass: recomputed there as asked, and kept to its turn.
+
+    In the backward pass the gradient of `x` waits for those of the block's parameters. Only the optimiser reads these: XLA:CPU
+    would put all of them off to the end, with every block's activations. Nor may it fuse a block's residual sums into the next,
+    which for equal rows of GPT-2 small doubles the instructions to compile. `compilation.training_options` has it heed the barrier.
 
     `jax.checkpoint` of a pure function: `nnx.remat` writes a block's parameters back, which fails inside a scan.
     """
-    if not remat:
-        return method
 
-    def run(block: Block, *arguments: jax.Array):
+    def run(block: Block, x: jax.Array, *masks: jax.Array):
         graphdef, params = nnx.split(block)
-        pure = jax.checkpoint(lambda params, *rest: method(nnx.merge(graphdef, params), *rest), policy=_KEPT[remat])
-        return pure(params, *arguments)
+
+        def pure(params: nnx.State, x: jax.Array):
+            return method(nnx.merge(graphdef, params), x, *masks)
+
+        if remat:
+            pure = jax.checkpoint(pure, policy=_KEPT[remat])
+        return pure(*jax.lax.optimization_barrier((params, x)))
 
     return run
 
@@ -169,7 +156,7 @@ class GPT2(nnx.Module):
     ) -> tuple[jax.Array, list[KV]]:
         mask_B1TT = causal_mask(attention_mask_BT)
         x_BTH = self._embed(input_ids_BT, position_ids(attention_mask_BT))
-        run = _recomputed(Block.__call__, remat)
+        run = _differentiated(Block.__call__, remat)
         caches = []
         for block in self.h:
             x_BTH, kv = run(block, x_BTH, mask_B1TT)
@@ -195,10 +182,9 @@ class GPT2(nnx.Module):
         length_P = jnp.sum(prompt_mask_PT.astype(jnp.int32), axis=-1)
         position_PGC = length_P[:, None, None] + position_ids(read_mask_PGC)
         x_RH = join_rows(x_PTH, self._embed(read_PGC, position_PGC))
-        run = _recomputed(Block.grouped, self.remat)
+        run = _differentiated(Block.grouped, self.remat)
         for block in self.h:
-            tied_block, x_RH = tied(block, x_RH)
-            x_RH = run(tied_block, x_RH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
+            x_RH = run(block, x_RH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
         x_PTH, x_PGCH = split_rows(x_RH, prompt_mask_PT, read_mask_PGC)
         last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))
         return self.ln_f(jnp.concatenate([last_PGH[:, :, None], x_PGCH], axis=2))

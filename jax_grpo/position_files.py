@@ -32,7 +32,7 @@ from jax_grpo.tasks.base import Position
 
 COLUMNS = ("fen", "history", "moves", "evaluations", "best")
 ARBITER_COLUMNS = ("move", "next_fen", "reward", "terminated", "truncated")
-ROWS_AT_ONCE = 1024  # as Python objects, a hundred times their size in the file
+ROWS_AT_ONCE = 1024  # as Python objects: a whole file at once would stay in the process's peak
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".csv": "csv", ".pgn": "pgn", ".txt": "rookworld"}
 

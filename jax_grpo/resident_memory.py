@@ -41,5 +41,6 @@ def trim() -> None:
 
 
 def forget_peak() -> None:
-    """Makes `VmHWM` begin at what is resident now."""
-    _RESET.write_text("5")
+    """Makes `VmHWM` begin at what is resident now, where there is one."""
+    if counted():
+        _RESET.write_text("5")

@@ -260,7 +260,7 @@ class Trainer:
             "update": (1 + flops.BACKWARD) * len(steps) / self.config.update.minibatches,
         }
         assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
-        work = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)  # pyright: ignore
+        work = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
         peak = flops.device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
         # Scoring ran beside the rewards: its own time is not known, at most the two phases'.
         spans = seconds | {"score": seconds["score"] + seconds["reward"]}

@@ -67,7 +67,8 @@ def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str
         steps: timed, after the warm-up.
         until: of `time.monotonic()`; no step but the first timed one is begun after it.
     """
-    _forget_peak()
+    resident_memory.trim()
+    resident_memory.forget_peak()  # reading weights is not the work
     started = time.perf_counter()
     prepared.step()
     first_s = time.perf_counter() - started
@@ -97,13 +98,6 @@ def measure(prepared: Prepared, steps: int, until: float = math.inf) -> dict[str
     if "floor_ms" in record:
         record["times_floor"] = median / record["floor_ms"]
     return record
-
-
-def _forget_peak() -> None:
-    """Makes the process's peak count anew where the system can: reading weights and compiling are not the work."""
-    resident_memory.trim()
-    if resident_memory.counted():
-        resident_memory.forget_peak()
 
 
 def _process_peak() -> int:
