@@ -107,9 +107,13 @@ def device(target: str) -> Any:
 
 
 def on_device(tree: Any, target_device: Any) -> Any:
-    """Shapes and dtypes of a tree's arrays, placed on the device."""
-    sharding = SingleDeviceSharding(target_device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    """Shapes and dtypes of a tree's arrays, placed on the device, or in its host's memory if they were there."""
+
+    def placed(x: Any) -> jax.ShapeDtypeStruct:
+        kind = getattr(getattr(x, "sharding", None), "memory_kind", None)  # none where no device is meant yet
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(target_device, memory_kind=kind))
+
+    return jax.tree.map(placed, tree)
 
 
 def compile_for(

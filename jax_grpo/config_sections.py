@@ -311,6 +311,9 @@ class UpdateConfig(Section):
     """Decay of AdamW's second moment (TRL: adam_beta2)."""
     first_moment_dtype: Literal["parameters", "bfloat16"] = "parameters"
     """Of AdamW's first moment, an average of gradients: `model.param_dtype`, or half of float32's memory."""
+    offload_optimizer: bool = False
+    """Keeps AdamW's moments in the host's memory and brings each tensor over when the step needs it: two parameters' sizes less on
+    a GPU, moved both ways over its bus in every step (DeepSpeed's name)."""
     epsilon: Positive = 1e-8
     """AdamW's, under the fraction (TRL: adam_epsilon)."""
     max_grad_norm: Positive = 1.0

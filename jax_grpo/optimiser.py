@@ -59,6 +59,16 @@ def _after_adam(config: UpdateConfig) -> tuple[optax.GradientTransformation, ...
     return optax.add_decayed_weights(config.weight_decay, mask=decays), optax.scale(-1.0)
 
 
+def kept(config: UpdateConfig, opt_state: Any) -> Any:
+    """AdamW's state where it stays between steps: its moments in pinned host memory if `offload_optimizer` says so."""
+    return _brought(opt_state, jax.memory.Space.Host) if config.offload_optimizer else opt_state
+
+
+def _brought(opt_state: Any, to: Any) -> Any:
+    """The moments in a `jax.memory.Space`; the step count stays where it is."""
+    return jax.tree.map(lambda x: jax.device_put(x, to) if x.ndim else x, opt_state)
+
+
 def moved(
     config: UpdateConfig,
     params: Any,
@@ -67,32 +77,26 @@ def moved(
     learning_rate: jax.typing.ArrayLike,
     finite: jax.Array,
 ) -> tuple[Any, Any]:
-    """Parameters and AdamW's state after a step along `grads`; as they were where the step is not `finite`."""
+    """Parameters and AdamW's state (`kept`) after a step along `grads`; as they were where the step is not `finite`."""
+    if config.offload_optimizer:
+        opt_state = _brought(opt_state, jax.memory.Space.Device)
     direction, new_state = adamw(config).update(grads, opt_state, params)
     new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_state, opt_state)
 
-    def along(direction: Any, params: Any) -> Any:
-        return jax.tree.map(lambda p, u: p + (learning_rate * u).astype(p.dtype), params, direction)
-
-    def where_finite(params: Any) -> Any:
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), along(direction, params), params)
+    def along(direction: Any) -> Any:
+        return jax.tree.map(
+            lambda p, u: jnp.where(finite, p + (learning_rate * u).astype(p.dtype), p), params, direction
+        )
 
     if STORED[config.first_moment_dtype] is not None:  # the direction is that of the first moment before it is rounded
-        return where_finite(params), new_state
+        return along(direction), kept(config, new_state)
 
-    def from_moments(params: Any) -> Any:
-        adam, rest = new_state[0], optax.chain(*_after_adam(config))
-        mu_hat = optax.tree.bias_correction(adam.mu, config.beta1, adam.count)
-        nu_hat = optax.tree.bias_correction(adam.nu, config.beta2, adam.count)
-        scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mu_hat, nu_hat)
-        return along(rest.update(scaled, rest.init(params), params)[0], params)
-
-    # XLA:CPU computes the moments a second time where their direction is needed, from the old ones: it then copies those first,
-    # 8 bytes a parameter. It computes nothing twice across a loop's edge, so this loop of at most one turn, in the parameters'
-    # place, reads the new ones. On a GPU one kernel does it all, which the loop would cut in two.
-    placed = jax.lax.platform_dependent(
-        params,
-        cpu=lambda params: jax.lax.fori_loop(0, finite.astype(jnp.int32), lambda _, p: from_moments(p), params),
-        default=where_finite,
-    )
-    return placed, new_state
+    # XLA:CPU would compute the moments a second time where their direction is needed, from the old ones, which it then copies
+    # first: 8 bytes a parameter. On a GPU one kernel does it all, which a barrier would cut in two.
+    adam = jax.lax.platform_dependent(new_state[0], cpu=jax.lax.optimization_barrier, default=lambda adam: adam)
+    mu_hat = optax.tree.bias_correction(adam.mu, config.beta1, adam.count)
+    nu_hat = optax.tree.bias_correction(adam.nu, config.beta2, adam.count)
+    scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mu_hat, nu_hat)
+    rest = optax.chain(*_after_adam(config))
+    direction, _ = rest.update(scaled, rest.init(params), params)
+    return along(direction), kept(config, (adam, *new_state[1:]))

@@ -22,7 +22,7 @@ from jax_grpo.kl_control import adaptive_beta
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.loss import Weighted
-from jax_grpo.optimiser import adamw, moved, schedule
+from jax_grpo.optimiser import adamw, kept, moved, schedule
 
 
 @struct.dataclass
@@ -52,7 +52,7 @@ def init_state(params: Any, config: Config) -> TrainState:
     zero = jnp.int32(0)
     return TrainState(
         params=params,
-        opt_state=adamw(config.update).init(params),
+        opt_state=kept(config.update, adamw(config.update).init(params)),
         beta=jnp.asarray(config.kl.beta, dtype if dtype == jnp.float64 else jnp.float32),
         optimizer_step=zero,
         nonfinite_in_a_row=jnp.int32(0),

@@ -70,6 +70,20 @@ def test_state_comes_back_bit_for_bit_with_its_dtypes_and_without_pickles(tmp_pa
     assert content_hash(found) == content_hash(state(3)) != content_hash(state(2))
 
 
+@pytest.mark.parametrize("then", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_moments_come_back_where_this_run_keeps_them(tmp_path, first, then):
+    params = {"w": jnp.arange(12.0).reshape(3, 4)}
+    before, like = (init_state(params, config(update={"offload_optimizer": offload})) for offload in (first, then))
+    with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
+        checkpoints.save(1, before, {}, {})
+    found = restore(load(tmp_path / "000001"), abstract(like))
+    assert bits(found) == bits(before)
+    assert {x.sharding.memory_kind for x in (found.opt_state[0].mu["w"], found.opt_state[0].nu["w"])} == {
+        "pinned_host" if then else "device"
+    }
+
+
 def test_values_are_those_at_the_call_though_the_next_update_reuses_the_buffers(tmp_path):
     live = state(1)
     # compiled beforehand, so that the next update comes at once

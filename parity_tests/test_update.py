@@ -162,6 +162,32 @@ def test_a_nonfinite_step_is_skipped_and_counted(poison):
     assert int(state.nonfinite_in_a_row) == 0 and int(state.nonfinite_total) == 1 and int(state.optimizer_step) == 1
 
 
+@pytest.mark.parametrize("first_moment", ["parameters", "bfloat16"])
+def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
+    graphdef, params = tiny_model()
+    batch = training_batch(graphdef, params)
+    bad = dataclasses.replace(batch, advantages_B=batch.advantages_B.at[3].set(jnp.nan))
+    states = []
+    for offloaded, kind in ((False, "device"), (True, "pinned_host")):
+        settings = config(
+            update={
+                "learning_rate": 1e-2,
+                "weight_decay": 0.1,
+                "first_moment_dtype": first_moment,
+                "offload_optimizer": offloaded,
+            }
+        )
+        update, state = make_update(graphdef, settings, 10), init_state(jax.tree.map(jnp.copy, params), settings)
+        for data in (batch, bad, batch):
+            assert {x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state) if x.ndim} == {kind}
+            state, _ = update(state, data)
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {"device"}
+        assert int(state.optimizer_step) == 2
+        states.append(state)
+    for ours, theirs in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_gradients_are_clipped_by_global_norm_and_adamw_equals_optax():
     graphdef, params = tiny_model()
     settings = config(update={"learning_rate": 1e-2, "max_grad_norm": 0.05, "weight_decay": 0.1})

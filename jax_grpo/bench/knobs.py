@@ -19,6 +19,7 @@ PALLAS = ("--lm_head.implementation", "pallas")
 NARROW = ("--lm_head.chunk_vocab", "4096")
 REMAT = ("--model.remat", "true")
 HALF_MOMENT = ("--update.first_moment_dtype", "bfloat16")
+OFFLOADED = ("--update.offload_optimizer", "true")
 HALF_REFERENCE = ("--kl.reference_dtype", "bfloat16")
 KNOBS: dict[str, tuple[str, ...]] = {
     "as it is": (),
@@ -29,12 +30,22 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "model.remat, remat_keeps matmuls": (*REMAT, "--model.remat_keeps", "matmuls"),
     "kl.reference_dtype bfloat16": HALF_REFERENCE,
     "update.first_moment_dtype bfloat16": HALF_MOMENT,
+    "update.offload_optimizer": OFFLOADED,
     "lm_head.logits_dtype bfloat16": ("--lm_head.logits_dtype", "bfloat16"),
     "lm_head chunked": ("--lm_head.implementation", "chunked"),
     "lm_head chunked, chunk_vocab 4096": ("--lm_head.implementation", "chunked", *NARROW),
     "lm_head pallas": PALLAS,
     "lm_head pallas, chunk_vocab 4096": (*PALLAS, *NARROW),
-    "all that save": (*REMAT, *HALF_REFERENCE, *HALF_MOMENT, *PALLAS, *NARROW, "--update.micro_batches", "16"),
+    "all that save": (
+        *REMAT,
+        *HALF_REFERENCE,
+        *HALF_MOMENT,
+        *OFFLOADED,
+        *PALLAS,
+        *NARROW,
+        "--update.micro_batches",
+        "16",
+    ),
 }
 
 

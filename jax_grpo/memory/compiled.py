@@ -26,11 +26,12 @@ _NO_TILES = "output tile sizes"  # Triton's matmuls refuse some row counts when 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What is compiled for: `memory` in bytes, `kind` as JAX names it."""
+    """What is compiled for: `memory` in bytes, `kind` as JAX names it; a CPU's memory is the host's."""
 
     target: str
     kind: str
     memory: int
+    shares_host_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +69,14 @@ def device(target: str) -> Device:
         except targets.UnknownTarget as error:
             raise targets.UnknownTarget(f"{error}, {', '.join(HERE)}") from None
         return Device(target, facts.device_kind, facts.memory)
-    first = jax.devices("cpu")[0] if target == "cpu" else jax.devices()[0]
+    first = _here(target)
     limit = (first.memory_stats() or {}).get("bytes_limit")  # absent on a CPU
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device(target, first.device_kind, int(limit or whole))
+    return Device(target, first.device_kind, int(limit or whole), first.platform == "cpu")
+
+
+def _here(target: str) -> Any:
+    return jax.devices("cpu")[0] if target == "cpu" else jax.devices()[0]
 
 
 def compile_program(target: str, program: Program) -> Compiled:
@@ -113,12 +118,8 @@ def _memory(target: str, program: Program, options: dict[str, Any]) -> Any:
 
 
 def _compile(target: str, program: Program, options: dict[str, Any]) -> Any:
-    if target in HERE:
-        where = jax.devices("cpu")[0] if target == "cpu" else jax.devices()[0]
-        arguments = program.arguments
-    else:
-        where = aot.device(target)
-        arguments = aot.on_device(program.arguments, where)
+    where = _here(target) if target in HERE else aot.device(target)
+    arguments = aot.on_device(program.arguments, where)
     if where.platform != "cpu":
         options = _OPTIONS | options
     with jax.default_device(where):

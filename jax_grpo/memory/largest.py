@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from jax_grpo.config import Config
-from jax_grpo.memory.compiled import Device, program_bytes
+from jax_grpo.memory.compiled import Device, device, program_bytes
 from jax_grpo.memory.parts import outside
 from jax_grpo.memory.shapes import run_of
 
@@ -25,7 +25,7 @@ def with_sizes(config: Config, prompts: int, micro_batches: int) -> Config:
 
 def bytes_of(config: Config, name: str, target: str) -> int:
     """Bytes of the device while the named program of the run is in it."""
-    run = run_of(config)
+    run = run_of(config).seen_from(device(target).shares_host_memory)
     program = next(program for program in run.programs if program.name == name)
     return program_bytes(target, program) + outside(run, program)
 

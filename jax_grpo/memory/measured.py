@@ -86,7 +86,7 @@ def measure(config: Any, name: str) -> dict[str, Any]:
 
     def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         """Ones, so that every page is there: the system lends pages of zeros without memory behind them."""
-        return jax.device_put(np.ones(leaf.shape, leaf.dtype), device)
+        return jax.device_put(np.ones(leaf.shape, leaf.dtype), leaf.sharding or device)
 
     before = 0
     for _ in range(

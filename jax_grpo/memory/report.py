@@ -52,7 +52,8 @@ class Report:
         jax: version.
         assumed: what was assumed because it is not on this machine; None when nothing was.
         parameters: how many the model has.
-        resident: bytes that stay from program to program, by name.
+        resident: bytes that stay on the device from program to program, by name.
+        in_host: bytes kept in the host's memory instead.
         programs: one each.
         largest_micro_batch, largest_batch: completions and bytes; None when not looked for.
     """
@@ -62,6 +63,7 @@ class Report:
     assumed: str | None
     parameters: int
     resident: dict[str, int]
+    in_host: dict[str, int]
     programs: tuple[ProgramReport, ...]
     largest_micro_batch: tuple[int, int] | None = None
     largest_batch: tuple[int, int] | None = None
@@ -93,10 +95,11 @@ def report(config: Config, target: str, *, search: bool = False) -> Report:
         UnknownTarget: see `compiled.device`.
         CannotCompile: see `compiled.compile_program`.
     """
-    where, run = device(target), run_of(config)
+    where = device(target)
+    run = run_of(config).seen_from(where.shares_host_memory)
     made = tuple(_program(run, program, compile_program(target, program)) for program in run.programs)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.programs[0].arguments[0]))
-    found = Report(where, jax.__version__, run.assumed, parameters, run.resident, made)
+    found = Report(where, jax.__version__, run.assumed, parameters, run.resident, run.in_host, made)
     if not search:
         return found
     return dataclasses.replace(
@@ -152,6 +155,7 @@ def text(found: Report) -> str:
             + ("enough." if found.total <= pool else "too little; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95."),
             "",
         ]
+    lines += [f"In the host's memory: {name}, {bytes_ / GB:.2f} GB.\n" for name, bytes_ in found.in_host.items()]
     names = [name for name in dict.fromkeys(name for p in found.programs for name in p.parts)]
     lines += [
         "| MB | " + " | ".join(program.name for program in found.programs) + " |",

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
 from jax_grpo.batch import Batch, cut, take
 from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
@@ -24,6 +25,7 @@ from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.update import TrainState, init_state
 from jax_grpo.weights import read_config
 
+HOST = "pinned_host"  # JAX's name of host memory that a device can read
 GPT2_SMALL = {"num_layers": 12, "num_heads": 12, "hidden_size": 768, "max_position_embeddings": 1024}
 
 
@@ -45,17 +47,37 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Programs of a run and the arrays that stay in memory from one to the next, in bytes by name."""
+    """Programs of a run and the arrays that stay in memory from one to the next, in bytes by name.
+
+    Attributes:
+        programs: in the order they run.
+        resident: on the device.
+        in_host: kept in the host's memory (`update.offload_optimizer`); see `seen_from`.
+        architecture, assumed: see `architecture`.
+    """
 
     programs: tuple[Program, ...]
     resident: dict[str, int]
+    in_host: dict[str, int]
     architecture: GPT2Config
     assumed: str | None
+
+    def seen_from(self, shares_host_memory: bool) -> "Run":
+        """The run as a device sees it: to one whose memory is the host's, nothing is elsewhere."""
+        if not shares_host_memory:
+            return self
+        resident = {name: bytes_ + self.in_host.get(name, 0) for name, bytes_ in self.resident.items()}
+        return dataclasses.replace(self, resident=resident, in_host={})
 
 
 def size(tree: Any) -> int:
     """Bytes of a tree of arrays or shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    # `jax.eval_shape` forgets the memory. The device is whatever the program is compiled for (`aot.on_device`).
+    return leaf.update(sharding=SingleDeviceSharding(jax.devices()[0], memory_kind=HOST)) if leaf.ndim else leaf
 
 
 def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config, str | None]:
@@ -101,6 +123,10 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
 
     graphdef, params = nnx.split(nnx.eval_shape(build), nnx.Param)
     state: TrainState = jax.eval_shape(lambda params: init_state(params, config), params)
+    moments, in_host = size(state.opt_state), {}
+    if config.update.offload_optimizer:
+        state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
+        in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
     programs = make_programs(config, graphdef, tokenizer, task)
     prompts, width = config.prompts.per_iteration, padded_prompt(config)
 
@@ -118,7 +144,7 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
         logp, entropy = jax.eval_shape(programs.score, params, bare)
         kept = entropy if config.objective.entropy_quantile > 0 else None
         batch = dataclasses.replace(batch, old_logp_BS=logp, entropy_BS=kept)
-    resident = {"parameters": size(params), "moments": size(state.opt_state)}
+    resident = {"parameters": size(params), "moments": moments - in_host.get("moments", 0)}
     if config.kl.beta > 0:
         reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
         found.append(Program("reference", programs.score, (reference, bare), ("reference",)))
@@ -126,4 +152,4 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
         batch = dataclasses.replace(batch, ref_logp_BS=jax.eval_shape(programs.score, reference, bare)[0])
     piece = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
     found.append(Program("update", programs.update, (state, piece), ("parameters", "moments")))
-    return Run(tuple(found), resident, sizes, assumed)
+    return Run(tuple(found), resident, in_host, sizes, assumed)
