@@ -58,7 +58,7 @@ Remat = Literal[False, "all", "dots"]
 _KEPT = {"all": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}  # None: a block's inputs alone
 
 
-def _differentiated(method: Callable, remat: Remat) -> Callable:
+def differentiated(method: Callable, remat: Remat) -> Callable:
     """The block's method as a part of a program with a backward pass: recomputed there as asked, and kept to its turn.
 
     In the backward pass the gradient of `x` waits for those of the block's parameters. Only the optimiser reads these: XLA:CPU
@@ -156,7 +156,7 @@ class GPT2(nnx.Module):
     ) -> tuple[jax.Array, list[KV]]:
         mask_B1TT = causal_mask(attention_mask_BT)
         x_BTH = self._embed(input_ids_BT, position_ids(attention_mask_BT))
-        run = _differentiated(Block.__call__, remat)
+        run = differentiated(Block.__call__, remat)
         caches = []
         for block in self.h:
             x_BTH, kv = run(block, x_BTH, mask_B1TT)
@@ -182,12 +182,16 @@ class GPT2(nnx.Module):
         length_P = jnp.sum(prompt_mask_PT.astype(jnp.int32), axis=-1)
         position_PGC = length_P[:, None, None] + position_ids(read_mask_PGC)
         x_RH = join_rows(x_PTH, self._embed(read_PGC, position_PGC))
-        run = _differentiated(Block.grouped, self.remat)
-        for block in self.h:
-            x_RH = run(block, x_RH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
+        x_RH = self._through_blocks(x_RH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
         x_PTH, x_PGCH = split_rows(x_RH, prompt_mask_PT, read_mask_PGC)
         last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))
         return self.ln_f(jnp.concatenate([last_PGH[:, :, None], x_PGCH], axis=2))
+
+    def _through_blocks(self, x_RH: jax.Array, *masks: jax.Array) -> jax.Array:
+        run = differentiated(Block.grouped, self.remat)
+        for block in self.h:
+            x_RH = run(block, x_RH, *masks)
+        return x_RH
 
     def decode(
         self,
