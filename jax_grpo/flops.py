@@ -105,6 +105,18 @@ def measured_peak(dtype: str, size: int, repeats: int = 5) -> float:
     return 2 * size**3 / min(seconds)
 
 
+def measured_bandwidth(size: int = 1 << 29) -> float:
+    """Bytes a second of the fastest of some passes that read `size` bytes, too many for a cache, and write them back."""
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    array = jax.block_until_ready(add(jnp.zeros(size // 4, jnp.float32)))
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        array = jax.block_until_ready(add(array))
+        seconds.append(time.perf_counter() - started)
+    return 2 * size / min(seconds)
+
+
 def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
     """MFU: FLOPs over what the device could have done in that time.
 

@@ -108,19 +108,6 @@ def costs(program: Program, sizes: dict[str, int], run: Run) -> dict[str, Any]:
     }
 
 
-def measured_bandwidth(size: int = 1 << 26) -> float:
-    """Bytes a second of the fastest of some passes that read and write an array of `size` bytes."""
-    array = jnp.zeros(size // 4, jnp.float32)
-    add = jax.jit(lambda x: x + 1)
-    jax.block_until_ready(add(array))
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        jax.block_until_ready(add(array))
-        seconds.append(time.perf_counter() - started)
-    return 2 * size / min(seconds)
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m jax_grpo.bench.scaling", description=(__doc__ or "").splitlines()[0]
@@ -142,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
         "device": jax.devices()[0].device_kind,
         "base": BASE,
         "peak_flops": flops.measured_peak("float32", 1024 if cpu else 8192),
-        "bandwidth": measured_bandwidth(),
+        "bandwidth": flops.measured_bandwidth(),
     }
     known = {tuple(p["sizes"].values()): [] for p in earlier["points"]}
     for p in earlier["points"]:

@@ -41,12 +41,14 @@ class Live:
     source: str
 
 
-class _Origin(NamedTuple):
+class Origin(NamedTuple):
+    """Who asked for an instruction; see `Live` for both."""
+
     operation: str
     source: str
 
 
-_UNKNOWN = _Origin("", "")
+_UNKNOWN = Origin("", "")
 _PLACES = {"parameter": "argument", "maybe-live-out": "output", "constant": "constant"}
 
 
@@ -57,7 +59,7 @@ def at_peak(dump: Path) -> tuple[Live, ...]:
         ValueError: a file is missing: the compiler wrote other dumps than expected.
     """
     places = _places(_text(dump, "after_optimizations-buffer-assignment.txt").splitlines())
-    origins = _origins(_text(dump, "after_optimizations.txt"))
+    origins = origins_of(_text(dump, "after_optimizations.txt"))
     alive: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for name, index in _live(_text(dump, "after_optimizations-live-range.txt").splitlines()):
         if (name, index) in places:
@@ -102,11 +104,11 @@ def _live(lines: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _origins(hlo: str) -> dict[str, _Origin]:
+def origins_of(hlo: str) -> dict[str, Origin]:
     """Operation and source line of each instruction; a fusion without its own has those of what it computes last."""
     lines, frames = hlo.splitlines(), _frames(hlo)
-    found: dict[str, _Origin] = {}
-    last: dict[str, _Origin] = {}
+    found: dict[str, Origin] = {}
+    last: dict[str, Origin] = {}
     waiting: dict[str, str] = {}
     computation = ""
     for line in lines:
@@ -116,7 +118,7 @@ def _origins(hlo: str) -> dict[str, _Origin]:
             continue
         operation = _OP.search(line)
         if operation:
-            found[defined.group(2)] = last[computation] = _Origin(_short(operation.group(1)), _source(line, frames))
+            found[defined.group(2)] = last[computation] = Origin(_short(operation.group(1)), _source(line, frames))
         elif called := _CALLS.search(line):
             waiting[defined.group(2)] = called.group(1)
     return {name: last.get(called, _UNKNOWN) for name, called in waiting.items()} | found
