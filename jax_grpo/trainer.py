@@ -236,6 +236,7 @@ class Trainer:
         stopped_B = np.asarray(scored.rollout.stopped_PG).reshape(-1)
         group = self.config.rollout.group_size
         out: dict[str, float] = {"iteration": iteration, "optimizer_step": int(self.state.optimizer_step)}
+        steps = jax.device_get(steps)  # all at once: each by itself would wait for the device again
         # The ratio, clipping and KL of the last step tell how far the iteration went; losses are means over its steps.
         for name in steps[0]:
             values = [float(step[name]) for step in steps]

@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_bench import BENCH
 
 from jax_grpo.bench import all as suite_all
-from jax_grpo.bench import fits, harness, scaling, scan_layers
+from jax_grpo.bench import fits, fusions, harness, scaling, scan_layers
 from jax_grpo.bench.knobs import KNOBS
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.bench.update_problem import Problem
@@ -94,6 +95,39 @@ def test_every_entry_asks_for_what_its_benchmark_has(name):
 def test_every_knob_is_a_config():
     for name, overrides in KNOBS.items():
         assert load_config(str(CONFIGS / "rookworld_4090.yaml"), overrides), name
+
+
+def test_a_moments_time_is_shared_by_what_runs_and_a_gap_belongs_to_what_was_begun():
+    spans = [("a", 1.0, 5.0), ("b", 3.0, 5.0), ("dot", 5.0, 5.1), ("c", 7.0, 8.0)]
+    parts = dict(fusions.shared_out(spans))
+    assert parts == pytest.approx({"a": 3.0, "b": 1.0, "dot": 2.0, "c": 1.0})
+    assert sum(parts.values()) == pytest.approx(8.0 - 1.0)
+
+
+def test_operations_and_their_times_are_those_of_the_program():
+    """The matmuls of a layer and of its gradient, run five times by a loop, each with its FLOPs and its direction."""
+    tokens, width, turns = 512, 256, 5
+
+    def loss(w_HH, x_TH):
+        return jnp.sum(jnp.tanh(x_TH @ w_HH))
+
+    def trained(w_HH, x_TH):
+        return jax.lax.fori_loop(0, turns, lambda _, w_HH: w_HH - jax.grad(loss)(w_HH, x_TH), w_HH)
+
+    arguments = (jnp.ones((width, width)) / width, jnp.ones((tokens, width)))
+    compiled = jax.jit(trained).lower(*arguments).compile()
+    known = fusions.operations(compiled.as_text())
+    events = fusions.traced(lambda: jax.block_until_ready(compiled(*arguments)))
+    groups = fusions.grouped(events, known, peak=1e12, bandwidth=1e11)
+    matmul = 2 * tokens * width * width
+    flops = {way: sum(group.flops for key, group in groups.items() if key[0] == way) for way in ("forward", "backward")}
+    assert flops == {"forward": turns * matmul, "backward": turns * matmul}
+    for group in groups.values():
+        assert group.number % turns in (0, 1) and group.seconds > 0
+        assert group.floor_s >= group.flops / 1e12
+    lines = fusions.table(groups, whole_s=1.0)
+    assert any(f"| {way} |  | dot_general | {turns} |" in line for line in lines for way in ("forward",))
+    assert "100.0%" in lines[-3]
 
 
 @pytest.mark.parametrize("remat", [False, True])
