@@ -122,12 +122,9 @@ def test_operations_and_their_times_are_those_of_the_program():
     matmul = 2 * tokens * width * width
     flops = {way: sum(group.flops for key, group in groups.items() if key[0] == way) for way in ("forward", "backward")}
     assert flops == {"forward": turns * matmul, "backward": turns * matmul}
-    for group in groups.values():
-        assert group.number % turns in (0, 1) and group.seconds > 0
-        assert group.floor_s >= group.flops / 1e12
+    assert all(group.seconds > 0 and group.floor_s >= group.flops / 1e12 for group in groups.values())
     lines = fusions.table(groups, whole_s=1.0)
-    assert any(f"| {way} |  | dot_general | {turns} |" in line for line in lines for way in ("forward",))
-    assert "100.0%" in lines[-3]
+    assert any(line.startswith(f"| forward |  | dot_general | {turns} |") for line in lines)
 
 
 @pytest.mark.parametrize("remat", [False, True])
