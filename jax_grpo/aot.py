@@ -25,6 +25,9 @@ INSTALL = (
     "pip install 'jax_grpo[aot]' (jax-cuda12-plugin and jax-cuda12-pjrt of JAX's version, nvidia-cuda-nvcc-cu12), and set "
     "JAX_PLATFORMS=cpu"
 )
+# XLA's own rematerialisation would make a program that is too large seem to fit, by recomputing. A CPU's compiler does not.
+# It also takes the place of a training program's own options for this machine (`compilation.training_options`).
+AS_WRITTEN: dict[str, Any] = {"xla_disable_hlo_passes": "rematerialization"}
 
 
 class CannotCompile(RuntimeError):
@@ -119,13 +122,13 @@ def on_device(tree: Any, target_device: Any) -> Any:
 def compile_for(
     target: str, function: Callable, *arguments: Any, donate: tuple[int, ...] = (), kernels: str = "lm_head"
 ) -> Compiled:
-    """`jax.jit(function)` compiled for the target.
+    """`jax.jit(function)`, or the function itself if it is jitted (then `AS_WRITTEN`), compiled for the target.
 
     Args:
         target: name of a file of `targets`.
         function: traced, never run.
         arguments: trees of arrays or `jax.ShapeDtypeStruct`.
-        donate: numbers of arguments whose memory the results may take.
+        donate: numbers of arguments whose memory the results may take; of one that is jitted, what it says itself.
         kernels: beginning of the names of the kernels to look into.
 
     Raises:
@@ -133,9 +136,11 @@ def compile_for(
     """
     where = device(target)
     with tempfile.TemporaryDirectory() as dump, jax.default_device(where):
-        lowered = jax.jit(function, donate_argnums=donate).lower(*on_device(arguments, where))
+        own = isinstance(function, jax.stages.Wrapped)  # a jit with options may not stand inside another
+        jitted = function if own else jax.jit(function, donate_argnums=donate)
+        lowered = jitted.lower(*on_device(arguments, where))
         # `xla_dump_emitter_re` makes JAX 0.12 write PTX again; 0.10 does not know it.
-        options: dict[str, Any] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
+        options: dict[str, Any] = (AS_WRITTEN if own else {}) | {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
         if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
             options["xla_dump_emitter_re"] = ".*"
         compiled = lowered.compile(compiler_options=options)

@@ -17,6 +17,7 @@ import pytest
 from conftest import config
 
 from jax_grpo import aot, targets
+from jax_grpo.bench import step_memory
 from jax_grpo.config import load_config
 from jax_grpo.memory import buffers
 from jax_grpo.memory.__main__ import main
@@ -203,6 +204,15 @@ def test_offloaded_moments_are_not_on_the_card(tmp_path):
     assert found["in_host"]["moments"] + found["resident"]["moments"] == moments
     # All but a few small arrays: the peak is in the backward pass, before AdamW brings moments over.
     assert 0.99 * moments < saved <= moments
+
+
+@needs_plugin
+def test_the_training_step_needs_less_with_a_head_in_tiles():
+    whole, tiled = (step_memory.report(head, 16, 192, False, "rtx4090") for head in ("materialised", "chunked"))
+    logits = 16 * 192 * 50304 * 4
+    print(f"{whole.total / 1e9:.2f} GB with all logits ({logits / 1e9:.2f} GB), {tiled.total / 1e9:.2f} GB in tiles")
+    assert whole.aliased == tiled.aliased > 12 * 124_000_000, "parameters and moments are donated"
+    assert whole.total - tiled.total > logits / 4
 
 
 @needs_plugin

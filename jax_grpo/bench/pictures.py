@@ -29,6 +29,7 @@ def _scaling(points: list[dict[str, Any]], path: Path) -> Path:
     sizes = list(dict.fromkeys(point["over"] for point in points))
     figure, axes = plt.subplots(2, len(sizes), figsize=(3.4 * len(sizes), 6), layout="constrained", squeeze=False)
     for column, over in enumerate(sizes):
+        measured = sorted({point["size"] for point in points if point["over"] == over})
         for row, (what, formula, unit, scale) in enumerate(
             (
                 ("min_ms", "flops", "ms", 1.0),
@@ -43,6 +44,8 @@ def _scaling(points: list[dict[str, Any]], path: Path) -> Path:
                 axes[row][column].loglog(at, costs, "o-", color=colour, label=program)
                 axes[row][column].loglog(at, like, "--", color=colour, linewidth=1, alpha=0.6)
             axes[row][column].set_xlabel(over)
+            axes[row][column].set_xticks(measured, [str(size) for size in measured])
+            axes[row][column].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
             axes[row][column].set_ylabel(unit)
     axes[0][0].legend(frameon=False)
     figure.savefig(path, dpi=110)
@@ -72,7 +75,7 @@ def _throughput(points: list[dict[str, Any]], path: Path) -> Path:
 
 
 def _roofline(points: list[dict[str, Any]], record: dict[str, Any], path: Path) -> Path:
-    """FLOPs a second against FLOPs a byte that must be read and written at least, under the measured matmul peak."""
+    """FLOPs a second against FLOPs a byte that must be read and written at least, under the measured matmul rate and bandwidth."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")

@@ -58,7 +58,7 @@ def report(head: str, rows: int, length: int, remat: bool, target: str) -> aot.R
     ids = jnp.zeros((rows, length), jnp.int32)
     batch = Batch(FlatTokens(ids, ids), ids, per_row, jnp.ones(rows, bool), per_token, per_token)
     update = make_update(graphdef, config, total_steps=1)
-    return aot.compile_for(target, update, state, batch, donate=(0,)).report
+    return aot.compile_for(target, update, state, batch).report
 
 
 def largest_batch(total_of: Callable[[int], int], rows: int, empty: int, capacity: int) -> int:

@@ -16,9 +16,6 @@ from jax_grpo.memory.buffers import Live, at_peak
 from jax_grpo.memory.shapes import Program
 
 HERE = ("cpu", "local")
-# XLA's own rematerialisation would make a program that is too large seem to fit, by recomputing.
-# A CPU's compiler does not. There a program's own options hold (`compilation.training_options`), which these would replace.
-_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "rematerialization"}
 # The share of a GPU that JAX takes at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX's documentation).
 POOL = 0.75
 _NO_TILES = "output tile sizes"  # Triton's matmuls refuse some row counts when they cannot be tuned on the device
@@ -120,8 +117,8 @@ def _memory(target: str, program: Program, options: dict[str, Any]) -> Any:
 def _compile(target: str, program: Program, options: dict[str, Any]) -> Any:
     where = _here(target) if target in HERE else aot.device(target)
     arguments = aot.on_device(program.arguments, where)
-    if where.platform != "cpu":
-        options = _OPTIONS | options
+    if where.platform != "cpu":  # where a program's own options hold, which these would replace
+        options = aot.AS_WRITTEN | options
     with jax.default_device(where):
         memory = program.function.lower(*arguments).compile(compiler_options=options).memory_analysis()
     assert memory is not None, "XLA reports its memory for CPUs and GPUs"
