@@ -162,7 +162,7 @@ def test_a_nonfinite_step_is_skipped_and_counted(poison):
     assert int(state.nonfinite_in_a_row) == 0 and int(state.nonfinite_total) == 1 and int(state.optimizer_step) == 1
 
 
-@pytest.mark.parametrize("first_moment", ["parameters", "bfloat16"])
+@pytest.mark.parametrize("first_moment", ["parameters", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
     graphdef, params = tiny_model()
     batch = training_batch(graphdef, params)
