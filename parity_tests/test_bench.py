@@ -127,7 +127,7 @@ def test_operations_and_their_times_are_those_of_the_program():
     assert any(line.startswith(f"| forward |  | dot_general | {turns} |") for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # compiles four updates
 @pytest.mark.parametrize("remat", [False, True])
 def test_scanned_blocks_are_the_same_update(remat):
     problem = Problem(3, 2, 32, 164, 2, 2, 8, 4)

@@ -25,14 +25,13 @@ from jax_grpo import flops
 from jax_grpo.bench.harness import WARM_UP, machine
 from jax_grpo.bench.scaling import filled
 from jax_grpo.config import load_config
-from jax_grpo.memory.buffers import Origin, origins_of
+from jax_grpo.memory.buffers import COMPUTATION, Origin, origins_of
 from jax_grpo.memory.shapes import Program, run_of
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.-]+)")
-_CALLS = re.compile(r"calls=%?([\w.-]+)")
+_FUSED = re.compile(r"calls=%?([\w.-]+)")  # not `to_apply`, which a scatter has too
 _CONTRACTED = re.compile(r'lhs_contracting_dim\w*"?[=:][{\[]([\d,"]*)')
 CONTAINERS = ("while", "call", "conditional")  # their time is that of what they run
 PARTIAL = ("gather", "scatter", "dynamic-slice", "dynamic-update-slice")  # read or write less than their operands
@@ -77,7 +76,7 @@ def operations(hlo: str) -> dict[str, Operation]:
     lines: list[tuple[str, str, str, str]] = []
     computation = ""
     for line in hlo.splitlines():
-        if opened := _COMPUTATION.match(line):
+        if opened := COMPUTATION.match(line):
             computation = opened.group(1)
         if not (found := _INSTRUCTION.match(line)):
             continue
@@ -95,7 +94,7 @@ def operations(hlo: str) -> dict[str, Operation]:
     for name, shape, opcode, rest in lines:
         if opcode in CONTAINERS:
             continue
-        called = called.group(1) if (called := _CALLS.search(rest)) else name
+        called = called.group(1) if (called := _FUSED.search(rest)) else name
         operands = [other for other in _NAME.findall(rest.split("), ")[0]) if other in shapes]
         moved = _array_bytes(shape) + sum(_array_bytes(shapes[other]) for other in operands)
         made[name] = Operation(matmuls[called], 0 if called in partial else moved, origins.get(name, Origin("", "")))

@@ -14,7 +14,7 @@ _HEADER = re.compile(r"allocation (\d+): size (\d+), (.*?):?$")
 _VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (\S+)")
 _LIVE = re.compile(r"^\s+(\S+?)(\{[\d,]*\}): (\d+) bytes")
 _DEFINED = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = ")
-_COMPUTATION = re.compile(r"^%?([\w.-]+) (?:\(.*)?\{$")
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
 _CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 _OP = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -112,7 +112,7 @@ def origins_of(hlo: str) -> dict[str, Origin]:
     waiting: dict[str, str] = {}
     computation = ""
     for line in lines:
-        if opened := _COMPUTATION.match(line):
+        if opened := COMPUTATION.match(line):
             computation = opened.group(1)
         if not (defined := _DEFINED.match(line)):
             continue
