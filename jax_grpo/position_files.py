@@ -25,6 +25,7 @@ from jax_grpo.rookworld_rows import (
     RowError,
     check_fen,
     finite,
+    legal_uci,
     parse_environment_row,
     parse_policy_row,
 )
@@ -74,7 +75,8 @@ def _position(row: Mapping[str, Any], where: str) -> Position:
         evaluations = finite(_list(row.get("evaluations"), "evaluations", where), "evaluations", "numbers in pawns")
     except RowError as error:
         raise PositionFileError(f"{where}: {error}") from error
-    if not any(board.legal_moves):
+    legal = legal_uci(board)
+    if not legal:
         raise PositionFileError(f"{where}: the game is over in {fen!r}; expected a position with a move to play")
     history, moves = _words(row, "history", where), _words(row, "moves", where)
     for move in history:
@@ -86,7 +88,7 @@ def _position(row: Mapping[str, Any], where: str) -> Position:
         )
     best = row.get("best") or None
     for move in (*moves, best) if best else moves:
-        if not _is_legal(board, str(move)):
+        if str(move) not in legal:
             raise PositionFileError(f"{where}: move {move!r} is not legal in {fen!r}")
     if row.get("next_fen") is None:
         return Position(fen, history, moves, evaluations, best)
@@ -114,7 +116,7 @@ def _arbiter_row(row: Mapping[str, Any], board: chess.Board, fen: str, history: 
     if None in flags:
         found = f"{row['terminated']!r} and {row['truncated']!r}"
         raise RowError(f"terminated and truncated are {found}; expected true or false")
-    legal = _is_legal(board, move)
+    legal = move in legal_uci(board)
     if legal:
         board.push_uci(move)
     expected = board.fen() if legal else fen
@@ -137,13 +139,6 @@ def _wrong_columns(found: tuple[str, ...]) -> str | None:
         if required or close:
             return f"column {column!r} is missing{hint} Found: {', '.join(found)}"
     return None
-
-
-def _is_legal(board: chess.Board, uci: str) -> bool:
-    try:
-        return board.is_legal(chess.Move.from_uci(uci))
-    except ValueError:
-        return False
 
 
 def _list(value: Any, name: str, where: str) -> list:

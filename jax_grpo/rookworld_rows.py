@@ -91,6 +91,15 @@ def check_fen(fen: str) -> chess.Board:
     return board
 
 
+def legal_uci(board: chess.Board) -> set[str]:
+    """The legal moves in UCI: what a move must be among to be legal here.
+
+    `board.is_legal` and `move in board.legal_moves` also accept castling as king takes rook (`e1h1`), which no list of legal
+    moves has: one move would be drawn as illegal and answered as legal.
+    """
+    return {move.uci() for move in board.legal_moves}
+
+
 def parse_policy_row(row: str) -> PolicyRow:
     """Raises RowError for a missing field, a bad FEN, an illegal move or a count that does not match."""
     before, *fields = _MARKER.split(row.strip())
@@ -106,7 +115,7 @@ def parse_policy_row(row: str) -> PolicyRow:
         raise RowError(f"{len(moves)} moves but {len(numbers)} evaluations in {row[:80]!r}; expected as many of each")
     if len(best) != 1:
         raise RowError(f"field B: of {row[:80]!r} is {' '.join(best)!r}; expected one move")
-    legal = {move.uci() for move in board.legal_moves}
+    legal = legal_uci(board)
     for move in (*moves, *best):
         if move not in legal:
             raise RowError(f"move {move!r} is not legal in {' '.join(fen)!r}")

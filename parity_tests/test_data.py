@@ -17,15 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from jax_grpo.config_sections import PromptsConfig, TaskConfig
-from jax_grpo.data import selfplay
+from jax_grpo.data import arbiter, selfplay
 from jax_grpo.data.__main__ import main
 from jax_grpo.data.arbiter import SCHEMA, Options, game_rows, illegal_move, seeded_game
 from jax_grpo.data.black_labels import count, read_rows
+from jax_grpo.data.files import read_stream
 from jax_grpo.data.shards import Source, write_shards
 from jax_grpo.position_files import PositionFileError, read_positions
 from jax_grpo.prompts import load_positions, read_packaged
 from jax_grpo.rookworld_rows import EnvironmentRow, format_environment_row, parse_environment_row
-from jax_grpo.tasks.environment import EnvironmentTask, next_state
+from jax_grpo.tasks.environment import EnvironmentTask, draw_move, next_state
 from jax_grpo.tasks.policy import PolicyTask
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
@@ -178,7 +179,7 @@ def test_two_writers_of_one_folder_are_refused(tmp_path):
 def _replay(row):
     board = chess.Board(row["fen"])
     move = chess.Move.from_uci(row["move"])
-    legal = move in board.legal_moves
+    legal = move in list(board.legal_moves)  # `in board.legal_moves` takes e1h1 for castling
     if legal:
         board.push(move)
     return board, legal
@@ -240,8 +241,8 @@ def test_automatic_draws_agree_with_the_environment_task_row_by_row():
 def test_illegal_moves_are_illegal_and_half_of_them_only_expose_the_king():
     board, rng = chess.Board("4k3/8/8/8/7b/8/5P2/4K3 w - - 0 1"), random.Random(0)
     moves = [illegal_move(board, rng) for _ in range(200)]
-    assert not any(move in board.legal_moves for move in moves)
-    exposing = sum(move in board.pseudo_legal_moves for move in moves)
+    assert not any(move in list(board.legal_moves) for move in moves)
+    exposing = sum(move in list(board.pseudo_legal_moves) for move in moves)
     print(f"{exposing} of 200 only expose the king")
     assert 60 < exposing < 140
 
@@ -436,6 +437,39 @@ def test_a_bad_arbiter_row_names_its_file_and_row(change, message, tmp_path):
     pq.write_table(pa.Table.from_pylist([ARBITER, ARBITER | change], SCHEMA), tmp_path / "a.parquet")
     with pytest.raises(PositionFileError, match=message):
         load_positions(PromptsConfig(source=str(tmp_path / "a.parquet")), 0)
+
+
+CASTLING = "r3k2r/pppq1ppp/2npbn2/2b1p3/2B1P3/2NPBN2/PPPQ1PPP/R3K2R w KQkq - 0 9"  # both sides may castle either way
+KING_TAKES_ROOK = ("e1h1", "e1a1")
+
+
+def test_castling_written_king_takes_rook_is_an_illegal_move_wherever_a_set_is_made_or_read(tmp_path):
+    """python-chess takes it for castling, its list of legal moves has it as e1g1: one move, drawn as illegal, answered legal."""
+    board = chess.Board(CASTLING)
+    assert all(board.is_legal(chess.Move.from_uci(uci)) for uci in KING_TAKES_ROOK), "what made the fault"
+    drawn = {draw_move(board, random.Random(seed), illegal_fraction=1.0).uci() for seed in range(20_000)}
+    assert drawn >= set(KING_TAKES_ROOK), "the task draws them as illegal moves"
+    rows = [
+        arbiter._row(board, [], chess.Move.from_uci(uci), board, "illegal") for uci in (*KING_TAKES_ROOK, "e1e8")
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "a.parquet")
+    for position, row in zip(read_positions(tmp_path / "a.parquet"), rows, strict=True):
+        truth = next_state(board, chess.Move.from_uci(row["move"]))
+        assert truth == f"{CASTLING}+-1.0+0+1" == position.next_state, row["move"]
+    assert next_state(board, chess.Move.from_uci("e1g1")).endswith("+0.001+0+0")
+
+
+def test_castling_written_king_takes_rook_is_refused_as_a_label_and_as_a_solution(tmp_path):
+    for uci in KING_TAKES_ROOK:
+        row = {"fen": CASTLING, "moves": [uci], "evaluations": [0.1]}
+        (tmp_path / "p.jsonl").write_text(json.dumps(row))
+        with pytest.raises(PositionFileError, match=f"move '{uci}' is not legal"):
+            read_positions(tmp_path / "p.jsonl")
+        before = chess.Board(CASTLING)
+        before.turn = chess.BLACK
+        (tmp_path / "p.csv").write_text(f"PuzzleId,FEN,Moves\nx,{before.fen()},a7a6 {uci}\n")
+        with pytest.raises(PositionFileError, match=f"move '{uci}' is not legal"):
+            list(read_stream(tmp_path / "p.csv"))
 
 
 def test_an_unfinished_or_one_sided_set_is_refused_with_what_to_do(tmp_path):

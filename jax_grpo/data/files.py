@@ -15,7 +15,7 @@ from jax_grpo.data.provenance import sha256
 from jax_grpo.data.selfplay import position_key
 from jax_grpo.data.shards import Source
 from jax_grpo.position_files import FORMATS, READERS, PositionFileError, text_lines
-from jax_grpo.rookworld_rows import RowError, check_fen
+from jax_grpo.rookworld_rows import RowError, check_fen, legal_uci
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import Analysis, EnginePool
 
@@ -77,12 +77,10 @@ def _puzzle(row: dict, where: str) -> Position:
             f"{where}: Moves {row['Moves']!r}; expected the opponent's move and the solution, in UCI"
         )
     for uci, played in zip(moves[:2], (True, False), strict=True):
-        try:
-            move = board.parse_uci(uci)
-        except ValueError as error:
-            raise PositionFileError(f"{where}: move {uci!r} is not legal in {board.fen()!r}") from error
+        if uci not in legal_uci(board):
+            raise PositionFileError(f"{where}: move {uci!r} is not legal in {board.fen()!r}")
         if played:
-            board.push(move)
+            board.push_uci(uci)
     return Position(board.fen(), (moves[0],), best=moves[1])
 
 
