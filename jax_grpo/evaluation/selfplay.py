@@ -101,7 +101,8 @@ def play(
             answers = [answer for _, _, answer in moved]
         else:
             asked = [Prompt(question, 0) for _, question, _ in moved]
-            answers = simulate(asked, numbers=[number for number, _, _ in moved], step=step)
+            # Numbers beyond the games': with a game's own, a state would be drawn with the random numbers of the move before it.
+            answers = simulate(asked, numbers=[len(games) + number for number, _, _ in moved], step=step)
         for (number, _, truth), answer in zip(moved, answers, strict=True):
             _continue(games[number], truth, answer)
         tick(step + 1)
