@@ -7,6 +7,7 @@ prompts' texts or models.
 import itertools
 import random
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,6 +69,24 @@ def load_positions(config: PromptsConfig, seed: int) -> list[Position]:
     if Path(config.source).is_dir():
         return read_set(Path(config.source), config.split)
     return read_positions(config.source, config.format)
+
+
+def sampling_numbers(numbers: Sequence[int], size: int) -> list[int]:
+    """What each prompt of one batch is sampled under: its number, and for each further time in the batch `size` more.
+
+    An epoch's end, or a batch larger than the data set, draws a position twice; under one number its completions would be the
+    same ones, and count twice.
+
+    Args:
+        numbers: of the prompts in their data set.
+        size: of the data set.
+    """
+    before: Counter[int] = Counter()
+    out = []
+    for number in numbers:
+        out.append(number + before[number] * size)
+        before[number] += 1
+    return out
 
 
 class PromptDataset:

@@ -1,7 +1,7 @@
 """Generation: P prompts, G completions each, in one compiled program (prefill, then a decode loop until all rows stopped).
 
 The prompt's keys and values are computed and kept once per prompt and shared by its G completions. Randomness is counted,
-not drawn from a stream: a completion depends on (seed, step, prompt, sample) only. Stop rules are automata over bytes,
+not drawn from a stream: a completion's depend on (seed, step, prompt's number, sample) only. Stop rules are automata over bytes,
 lifted to tokens. Knows nothing of rewards or training.
 """
 
@@ -128,7 +128,7 @@ def make_generate(
 
     Returns:
         Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are
-        the prompts' numbers in their data set, `cap_P` their own caps, at most C (default: C).
+        numbers that tell the prompts apart (`prompts.sampling_numbers`), `cap_P` their own caps, at most C (default: C).
     """
     table_SV = jnp.asarray(stop_table_SV, jnp.int32)
 

@@ -20,7 +20,7 @@ from jax_grpo.metrics import peak_memory
 from jax_grpo.out_of_memory import explained
 from jax_grpo.phases import Phases
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
-from jax_grpo.prompts import PromptDataset, load_positions
+from jax_grpo.prompts import PromptDataset, load_positions, sampling_numbers
 from jax_grpo.resident_memory import trim
 from jax_grpo.resume import Origin, require_same_data
 from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts
@@ -131,7 +131,7 @@ class Trainer:
         indices, prompts = self._prompts(iteration)
         ids_PT, mask_PT = encode_prompts([p.text for p in prompts], self.tokenizer, config.prompts.max_prompt_tokens)
         states_P = np.array([p.start_state for p in prompts], np.int32)
-        numbers_P = np.array(indices, np.int32)
+        numbers_P = np.array(sampling_numbers(indices, len(self.dataset)), np.int32)
         caps_P = caps(prompts, config.rollout.max_new_tokens)
 
         def generate() -> Rollout:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from jax_grpo.config import ConfigError
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.evaluate import main, parse
 from jax_grpo.evaluation.comparison import compare, comparison_page, read_report
 from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task
 from jax_grpo.evaluation.games import pgn
-from jax_grpo.evaluation.generation import EvaluationError
+from jax_grpo.evaluation.generation import EvaluationError, Generator
 from jax_grpo.evaluation.intervals import Z, bootstrap_mean, difference, mean, proportion, summarise
 from jax_grpo.evaluation.mates import mate_rows, read_mates
 from jax_grpo.evaluation.policy import policy_rows, policy_task
@@ -25,6 +26,7 @@ from jax_grpo.evaluation.published import published_figures
 from jax_grpo.evaluation.selfplay import openings, play, selfplay_estimates
 from jax_grpo.evaluation.suites import Data, run_suites
 from jax_grpo.evaluation.tables import evaluation_page
+from jax_grpo.loading import load_policy
 from jax_grpo.named_weights import find_tokenizer, find_weights
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import policy_row
@@ -247,7 +249,7 @@ def test_states_after_a_wrong_one_do_not_count_even_where_they_are_right_again()
     games = openings(3, seed=0)
 
     def simulate(prompts, *, numbers=None, step=0, tick=None):
-        fens = [games[number].board.fen() for number in numbers]  # the true state: the move is made by now
+        fens = [games[number - len(games)].board.fen() for number in numbers]  # true ones: the moves are made by now
         return [f"{fen}0+0.001+0+0" if step == 2 else f"{fen}+0.001+0+0" for fen in fens]
 
     play(games, policy_task("best_move"), RandomPlayer(), simulate, 6, lambda done: None)
@@ -398,3 +400,34 @@ def test_wrong_arguments_are_refused_before_anything_is_loaded(arguments, words,
 def test_what_is_missing_is_one_clear_error_before_the_model_is_loaded(tmp_path, arguments, words):
     with pytest.raises(SystemExit, match=words):
         main(["--weights", "packaged:rook-small", "--out", str(tmp_path), *arguments])
+
+
+class Recording:
+    """A player or environment that keeps what its samples are drawn under: (step, number); seed and kind of key are shared."""
+
+    def __init__(self, generator, keys):
+        self.generator, self.keys = generator, keys
+
+    def __call__(self, prompts, *, numbers=None, step=0, tick=None):
+        self.keys |= {(step, number) for number in numbers}
+        return self.generator(prompts, numbers=numbers, step=step)
+
+
+def test_a_state_is_not_drawn_with_the_random_numbers_of_the_move_before_it():
+    """Both are sampled under one seed: an unlikely move would come with an unlikely state."""
+    moves, states = set(), set()
+    games = openings(4, seed=0)
+    choose, simulate = Recording(RandomPlayer(), moves), Recording(Rules(), states)
+    play(games, policy_task("best_move"), choose, simulate, 6, lambda done: None)
+    assert len(moves) == len(states) == 24 and not moves & states
+
+
+def test_a_prompt_that_is_asked_again_gets_other_samples_and_the_first_keeps_its_own():
+    policy = load_policy(ModelConfig(weights="packaged:rook-small", tokenizer="chess"), 0, 96)
+    task = policy_task("best_move")
+    generator = Generator(policy, task.stop_rule, 12, 3.0, 0)
+    prompts = [task.prompt(position, 0) for position in POSITIONS[:3]]
+    alone = generator(prompts)
+    repeated = generator([prompts[0], *prompts, prompts[0], prompts[1]])
+    assert [repeated[0], repeated[2], repeated[3]] == alone
+    assert len({repeated[i] for i in (0, 1, 4)}) == 3 and repeated[2] != repeated[5]

@@ -13,7 +13,14 @@ import pytest
 
 from jax_grpo.config_sections import PromptsConfig
 from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.prompts import PACKAGED, PromptDataset, load_positions, read_packaged, selfplay_positions
+from jax_grpo.prompts import (
+    PACKAGED,
+    PromptDataset,
+    load_positions,
+    read_packaged,
+    sampling_numbers,
+    selfplay_positions,
+)
 from jax_grpo.rookworld_rows import PolicyRow, format_policy_row
 from jax_grpo.tasks.base import Position
 
@@ -70,6 +77,13 @@ def test_any_step_asked_in_any_order_gives_the_same_batch():
         assert shared.batch(step, size) == forwards[step], step
         assert all(positions[number] == position for number, position in forwards[step])
     assert len({number for number, _ in PromptDataset(positions, 3).batch(0, 14)}) == 7, "a batch of two epochs"
+
+
+def test_a_number_drawn_again_in_a_batch_is_sampled_under_another():
+    assert sampling_numbers([2, 0, 1], 3) == [2, 0, 1], "distinct draws keep their numbers"
+    drawn = [2, 0, 1, 1, 2, 1]
+    numbers = sampling_numbers(drawn, 3)
+    assert numbers == [2, 0, 1, 4, 5, 7] and len(set(numbers)) == len(drawn)
 
 
 def test_selfplay_is_seeded_and_shares_no_position_between_splits():

@@ -1,5 +1,6 @@
 """The loop: it learns, it logs, it records batches that replay to the same step, it guards itself."""
 
+import itertools
 import json
 import re
 
@@ -10,6 +11,8 @@ from conftest import relative_error
 from jax_grpo.config import load_config
 from jax_grpo.loading import load_policy
 from jax_grpo.metrics import MetricsLog
+from jax_grpo.phases import Phases
+from jax_grpo.prompts import PromptDataset, read_packaged
 from jax_grpo.records import read_records
 from jax_grpo.replay import BatchError, main, read_batch, replay
 from jax_grpo.train import train
@@ -110,6 +113,31 @@ def test_minibatches_epochs_and_options_take_their_steps(in_repository, tmp_path
         assert metrics["optimizer_step"] == 4 and batch.entropy_BS is not None
         assert np.isfinite([v for k, v in metrics.items() if k != "iteration"]).all()
         assert metrics["kl/mean"] > 0
+
+
+def test_a_position_drawn_twice_in_one_iteration_gets_completions_of_its_own(in_repository, tmp_path):
+    """Three positions fill four prompts: the fourth begins another epoch. The first time keeps the key it has always had."""
+    overrides = [*SMALL, "--prompts.per_iteration", "8", "--run_dir", str(tmp_path), "--rollout.temperature", "3"]
+    trainer = Trainer(load_config(QUICK, overrides))
+    positions = read_packaged("heldout")[:3]
+    trainer.dataset = PromptDataset(positions, 0)
+    numbers, _ = trainer._prompts(0)
+    prompts, rollout, _ = trainer._generate(0, Phases())
+    ids = np.asarray(rollout.completion_ids_PGC)
+    groups = {number: [ids[row] for row, drawn in enumerate(numbers) if drawn == number] for number in range(3)}
+    assert sorted(map(len, groups.values())) == [2, 3, 3] and len(prompts) == 32
+    for number, drawn in groups.items():
+        for a, b in itertools.combinations(drawn, 2):
+            assert not np.array_equal(a, b), f"position {number} was drawn twice and completed alike"
+    # A batch without repetitions gives the first occurrences: runs whose draws are distinct are what they were.
+    once = trainer.dataset = PromptDataset(positions, 0)
+    trainer.config = trainer.config.model_copy(
+        update={"prompts": trainer.config.prompts.model_copy(update={"per_iteration": 3})}
+    )
+    assert sorted(trainer._prompts(0)[0]) == [0, 1, 2] and len(once) == 3
+    alone = np.asarray(trainer._generate(0, Phases())[1].completion_ids_PGC)
+    for number, completions in zip(trainer._prompts(0)[0], alone, strict=True):
+        assert np.array_equal(completions, groups[number][0])
 
 
 def test_nonfinite_updates_in_a_row_end_the_run_with_the_cause(in_repository, tmp_path):

@@ -5,6 +5,7 @@ so that the same set of prompts is always cut the same way. Knows nothing of sco
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -40,11 +41,22 @@ class Complete(Protocol):
         """
         Args:
             prompts: any number.
-            numbers: of the prompts, for sampling; None: a checksum of each prompt's text.
+            numbers: of the prompts, for sampling; None: a checksum of each prompt's text and how often it came before.
             step: for sampling; another step gives other samples of the same prompts.
             tick: called with how many prompts are done.
         """
         ...
+
+
+def _checksums(texts: Sequence[str]) -> list[int]:
+    """A number of each text; the second time a text is there it has another one, or its samples would be the same twice."""
+    before: Counter[str] = Counter()
+    numbers = []
+    for text in texts:
+        again = f"{before[text]}/" if before[text] else ""
+        numbers.append(zlib.crc32(f"{again}{text}".encode()) & 0x7FFFFFFF)
+        before[text] += 1
+    return numbers
 
 
 class Generator:
@@ -87,7 +99,7 @@ class Generator:
             PromptTooLong: a prompt and its completion would not fit the model's positions.
         """
         if numbers is None:
-            numbers = [zlib.crc32(prompt.text.encode()) & 0x7FFFFFFF for prompt in prompts]
+            numbers = _checksums([prompt.text for prompt in prompts])
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i].text), prompts[i].text, numbers[i]))
         texts = [""] * len(prompts)
         if not prompts:
