@@ -72,7 +72,7 @@ class EngineConfig(Section):
     cache: str | None = None
     """SQLite file of analyses; null keeps them in memory."""
     multipv: Count = 5
-    """Lines of an analysis."""
+    """Lines of an analysis; at least 5, which candidates are compared with. More give evaluations of more moves."""
     timeout_s: Positive = 30.0
     """Seconds after which a silent engine is restarted and the position analysed again."""
 
@@ -130,6 +130,15 @@ class TaskConfig(Section):
     """Environment task: share of prompts whose move is illegal."""
     engine: EngineConfig | None = None
     """null: the data set's labels and the rules of chess only."""
+
+    @pydantic.model_validator(mode="after")
+    def _five_lines(self) -> "TaskConfig":
+        if self.engine is not None and self.engine.multipv < 5:
+            raise ValueError(
+                f"task.engine.multipv is {self.engine.multipv}; expected at least 5: top_five and the five candidates are "
+                "compared with the engine's first five moves"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _mixed(self) -> "TaskConfig":

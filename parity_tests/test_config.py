@@ -182,6 +182,7 @@ def test_missing_files_are_refused_with_the_nearest_name(override, message):
         (["--rollout.group_size", "--seed", "3"], "command line: --rollout.group_size has no value"),
         (["--model.weights", "null"], "model.weights is null, so model.num_layers"),
         (["--task.engine.nodes", "0"], "task.engine.nodes is 0; expected at least 1"),
+        (["--task.engine.multipv", "4"], "task.engine.multipv is 4; expected at least 5: top_five and"),
         (["--seed"], "command line: --seed has no value"),
         (["seed", "1"], "command line: 'seed' has no key"),
         (["--model", "3"], "model is 3; expected a mapping of settings"),

@@ -449,9 +449,7 @@ def test_castling_written_king_takes_rook_is_an_illegal_move_wherever_a_set_is_m
     assert all(board.is_legal(chess.Move.from_uci(uci)) for uci in KING_TAKES_ROOK), "what made the fault"
     drawn = {draw_move(board, random.Random(seed), illegal_fraction=1.0).uci() for seed in range(20_000)}
     assert drawn >= set(KING_TAKES_ROOK), "the task draws them as illegal moves"
-    rows = [
-        arbiter._row(board, [], chess.Move.from_uci(uci), board, "illegal") for uci in (*KING_TAKES_ROOK, "e1e8")
-    ]
+    rows = [arbiter._row(board, [], chess.Move.from_uci(uci), board, "illegal") for uci in (*KING_TAKES_ROOK, "e1e8")]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "a.parquet")
     for position, row in zip(read_positions(tmp_path / "a.parquet"), rows, strict=True):
         truth = next_state(board, chess.Move.from_uci(row["move"]))

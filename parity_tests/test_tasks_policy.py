@@ -1,5 +1,6 @@
 """The policy task's parser and counts: what a perfect answer earns, and what degenerate text costs to parse."""
 
+import dataclasses
 import re
 import time
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_grpo.config_sections import TaskConfig
+from jax_grpo.evaluation.policy import policy_rows
 from jax_grpo.prompts import read_packaged
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.policy import PolicyTask, legal_moves, parse_full
@@ -90,3 +92,33 @@ def test_a_finished_game_is_scored_without_a_crash():
     task = _task()
     scores = task.score([task.prompt(mated, 0)], [" g8h8    E: 0    B: g8h8"])
     assert scores["legal"].tolist() == [0] and scores["structure"].tolist() == [0]
+
+
+WHITE_TO_MOVE = "r3k2r/pppq1ppp/2npbn2/2b1p3/2B1P3/2NPBN2/PPPQ1PPP/R3K2R w KQkq - 0 9"
+SEVEN = Position(
+    WHITE_TO_MOVE,
+    moves=tuple(sorted(legal_moves(WHITE_TO_MOVE))[:7]),
+    evaluations=tuple(-0.1 * rank for rank in range(7)),
+)
+
+
+@pytest.mark.parametrize("style", ["best_move", "full"])
+def test_the_engines_five_are_five_however_many_moves_are_labelled(style):
+    """Files, and task.engine.multipv, may have more: the sixth is not among the first five, and is not Black's published one."""
+    config = TaskConfig(prompt_style=style, best_for_black="last")
+    task, moves = PolicyTask(config), SEVEN.moves
+    rest = "E: 0.0 -0.1 -0.2 -0.3 -0.6    B:"
+    texts = [
+        f" {move}" if style == "best_move" else f" {' '.join([*moves[:4], move])}    {rest} {move}" for move in moves
+    ]
+    black = dataclasses.replace(SEVEN, fen=SEVEN.fen.replace(" w ", " b "))
+    for position in (SEVEN, black):
+        scores = task.score([task.prompt(position, 0)] * 7, texts)
+        expected = [1, 1, 1, 1, 1, 0, 0] if style == "best_move" else [0.8, 0.8, 0.8, 0.8, 1, 0.8, 0.8]
+        assert scores["top_five"].tolist() == pytest.approx(expected)
+        best = moves[0] if position is SEVEN else moves[4]
+        assert scores["best_move"].tolist() == [float(move == best) for move in moves]
+    judged = policy_rows(style, [SEVEN] * 7, texts, None)
+    assert [row["top_five"] for row in judged] == [True] * 5 + [False] * 2
+    if style == "full":
+        assert [row["candidates_top_five"] for row in judged] == pytest.approx([0.8, 0.8, 0.8, 0.8, 1, 0.8, 0.8])

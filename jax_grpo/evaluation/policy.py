@@ -118,10 +118,10 @@ def _candidates(position: Position, answer: Answer) -> dict[str, Any]:
         for move, text in zip(moves, answer.evaluations[:CANDIDATES], strict=False)
         if move in labels and (number := plain_number(text.removeprefix("+"))) is not None
     ]
-    distinct = set(moves)
+    distinct, first = set(moves), set(position.moves[:CANDIDATES])
     return {
         "candidates_legal": len(distinct & legal) / max(asked, len(moves)),
-        "candidates_top_five": len(distinct & set(labels)) / len(labels) if labels else None,
+        "candidates_top_five": len(distinct & first) / len(first) if first else None,
         "evaluation_error": _mean([abs(_capped(e) - _capped(label)) for e, label in pairs]),
         "evaluation_error_win": _mean([abs(win_probability(e) - win_probability(label)) for e, label in pairs]),
     }

@@ -82,7 +82,7 @@ class PolicyTask:
     Components (raw values in [0, 1]):
         structure: markers and counts of fields are right.      parseable: share of fields that are moves and numbers.
         legal_moves: share of the five candidates that are legal.  top_five: share of (distinct) candidates, or whether the
-        one move, is among the engine's five.  evaluation: 1 - mean win-probability error of candidates with a label.
+        one move, is among the engine's first five.  evaluation: 1 - mean win-probability error of candidates with a label.
         best_move: the move is the engine's first.  quality: win probability of the move over the best one's; 0 for a legal
         move that is neither labelled nor analysed.  legal: the (best) move is legal.  malformed: no move was found.
     """
@@ -123,6 +123,7 @@ class PolicyTask:
     def _row(self, position: Position, answer: Answer, analysed: float | None) -> dict[str, float]:
         legal = legal_moves(position.fen)
         labels = dict(zip(position.moves, position.evaluations, strict=True))
+        first = set(position.moves[:CANDIDATES])  # a file, or task.engine.multipv, may have more
         best = self._best(position)
         out = {
             "malformed": float(not answer.structured or not _UCI.fullmatch(answer.best)),
@@ -134,7 +135,7 @@ class PolicyTask:
             top = win_probability(max(position.evaluations))
             out["quality"] = min(win_probability(pawns) / max(top, 1e-3), 1.0)
         if not self._full:
-            return out | {"parseable": 1 - out["malformed"], "top_five": float(answer.best in labels)}
+            return out | {"parseable": 1 - out["malformed"], "top_five": float(answer.best in first)}
         moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
         numbers = [float(e) if _NUMBER.fullmatch(e) else None for e in evaluations]
         # A position may have fewer legal moves than candidates asked for; published rows then list those there are.
@@ -151,7 +152,7 @@ class PolicyTask:
             "structure": float(answer.structured and counts_right),
             "parseable": sum(fields) / (2 * listed),
             "legal_moves": len(set(moves) & legal) / listed,
-            "top_five": len(set(moves) & set(labels)) / max(len(labels), 1),
+            "top_five": len(set(moves) & first) / max(len(first), 1),
             "evaluation": 1 - sum(errors) / len(errors) if errors else 0.0,
         }
 
@@ -159,7 +160,7 @@ class PolicyTask:
         if not position.moves:
             return None
         worst_wanted = self._best_for_black == "last" and " b " in position.fen
-        return position.moves[-1] if worst_wanted else position.moves[0]
+        return position.moves[:CANDIDATES][-1] if worst_wanted else position.moves[0]
 
     def _labelled(self, positions: list[Position]) -> list[Position]:
         """Positions with labels; those without get the engine's, when there is one."""
