@@ -3,7 +3,8 @@
     python -m jax_grpo.bench.all --out docs/results/cpu --minutes 8
 
 Each benchmark gets its share of the minutes, and shares that among its variants; what one leaves over goes to the next. One that
-fails or takes too long is recorded with its reason. Results already in the folder are kept; `--fresh` begins again.
+fails or takes too long is recorded with its reason. Results already in the folder are kept; `--fresh` begins again. `--dry-run`
+runs every benchmark and variant on tiny sizes: whether all of it completes, before a machine is kept quiet for it.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 from jax_grpo.bench import harness
 from jax_grpo.bench.fits import exponent_lines
+from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.process_failure import failure
 
@@ -33,56 +35,68 @@ class Entry(NamedTuple):
 
 
 CPU, ACCELERATOR = ("cpu",), ("accelerator",)
-# Shapes and variants of the suite on a CPU are those that two idle cores do in seconds; there TF32 and cuDNN do not exist.
+# Shapes and variants of the suite on a CPU are those that two idle cores do in seconds; there TF32 and cuDNN do not exist. The
+# first variant is ours as its config or the defaults have it, in every entry. Weights are about the seconds of two AMD EPYC cores.
 ENTRIES: dict[str, Entry] = {
     "update_quickstart": Entry(
-        "jax_grpo.bench.update", 60,
-        ("--problem", "quickstart", "--steps", "5", "--variants", "jax_grpo,jax_grpo-chunked,torch_ref,TRL"),
+        "jax_grpo.bench.update", 100,
+        ("--problem", "quickstart", "--steps", "5", "--variants", "jax_grpo,torch_ref,TRL"),
     ),
     "update_124m": Entry(
-        "jax_grpo.bench.update", 65,
-        ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo-chunked,torch_ref,TRL"), CPU,
+        "jax_grpo.bench.update", 100,
+        ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo,jax_grpo-chunked,torch_ref,TRL,TRL-plain-head"), CPU,
     ),
     "update_124m_64x192": Entry("jax_grpo.bench.update", 85, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
     "iteration_width_128": Entry(
-        "jax_grpo.bench.iteration", 85,
-        ("--problem", "width-128", "--steps", "3", "--variants", "jax_grpo-chunked,TRL"), CPU,
+        "jax_grpo.bench.iteration", 100,
+        ("--problem", "width-128", "--steps", "3", "--variants", "jax_grpo,jax_grpo-chunked,TRL"), CPU,
     ),
     "iteration_124m": Entry(
-        "jax_grpo.bench.iteration", 75,
-        ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo-chunked,TRL"), CPU,
+        "jax_grpo.bench.iteration", 110,
+        ("--problem", "124m", "--steps", "3", "--variants", "jax_grpo,TRL,TRL-plain-head"), CPU,
     ),
     "iteration_124m_8x8x144": Entry("jax_grpo.bench.iteration", 60, ("--problem", "124m-8x8x144-bf16"), ACCELERATOR),
     "rollout_quickstart": Entry(
-        "jax_grpo.bench.rollout", 22,
-        ("--problem", "quickstart", "--steps", "3", "--variants", "jax_grpo,transformers,torch_ref"),
+        "jax_grpo.bench.rollout", 25, ("--problem", "quickstart", "--steps", "3", "--variants", "jax_grpo,transformers")
+    ),
+    "rollout_rook_small": Entry(
+        "jax_grpo.bench.rollout", 20,
+        ("--problem", "rook-small-8x8x64", "--steps", "3", "--variants", "jax_grpo,transformers"), CPU,
     ),
     "rollout_gpt2_small": Entry(
-        "jax_grpo.bench.rollout", 95, ("--problem", "gpt2-small", "--steps", "2", "--variants", "jax_grpo,transformers"), CPU
+        "jax_grpo.bench.rollout", 60, ("--problem", "gpt2-small-32", "--steps", "3", "--variants", "jax_grpo,transformers"), CPU
     ),
     "rollout_gpt2_small_64x144": Entry(
         "jax_grpo.bench.rollout", 60, ("--problem", "gpt2-small-64x144-bf16"), ACCELERATOR
     ),
-    "precision": Entry(
-        "jax_grpo.bench.precision", 12,
-        ("--steps", "3", "--variants", "update-float32,update-bfloat16,matmul-float32,matmul-bfloat16"), CPU,
-    ),
-    "precision_124m": Entry("jax_grpo.bench.precision", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
-    "attention": Entry("jax_grpo.bench.attention", 6, ("--steps", "5", "--variants", "model,xla,torch-sdpa"), CPU),
+    "attention": Entry("jax_grpo.bench.attention", 6, ("--steps", "5", "--variants", "model,torch-sdpa"), CPU),
     "attention_1024": Entry("jax_grpo.bench.attention", 30, ("--problem", "1024"), ACCELERATOR),
-    "remat": Entry("jax_grpo.bench.remat", 14, ("--steps", "3", "--variants", "none,dots,full"), CPU),
-    "remat_124m": Entry("jax_grpo.bench.remat", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
-    "optimiser": Entry(
-        "jax_grpo.bench.optimiser", 12,
-        ("--steps", "10", "--variants", "optax,optax-bfloat16-moment,optax-offloaded,torch-foreach,torch-fused"), CPU,
-    ),
+    "optimiser": Entry("jax_grpo.bench.optimiser", 8, ("--steps", "10", "--variants", "optax,torch-fused"), CPU),
     "optimiser_124m": Entry("jax_grpo.bench.optimiser", 20, ("--problem", "124m"), ACCELERATOR),
+    "precision_124m": Entry("jax_grpo.bench.precision", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
+    "remat_124m": Entry("jax_grpo.bench.remat", 40, ("--problem", "124m-64x192-bf16"), ACCELERATOR),
     "lm_head": Entry("jax_grpo.bench.lm_head", 60, ("--target", "local"), ACCELERATOR),
-    "scaling": Entry("jax_grpo.bench.scaling", 60),
+    "scaling": Entry("jax_grpo.bench.scaling", 35, ("--over", "batch,length"), CPU),
+    "scaling_all": Entry("jax_grpo.bench.scaling", 60, (), ACCELERATOR),
 }  # fmt: skip
+TINY_PROBLEMS = tuple(f"jax_grpo.bench.{name}" for name in ("update", "iteration", "rollout", "attention", "optimiser"))
 UNBUDGETED = ("jax_grpo.bench.lm_head",)  # has neither --seconds nor --resume of its own
 GRACE_S = 5.0  # beyond a benchmark's share before it is ended from outside
 PEERS = ("torch", "TRL", "transformers")  # how variants of other projects begin
+TINY = {
+    "--problem": "tiny",
+    "--steps": "3",
+    "--over": "length",
+}  # what a dry run puts in the place of these arguments' values
+
+
+def dry(entry: Entry) -> Entry:
+    """The entry on tiny sizes, with the same variants."""
+    given = dict(zip(entry.arguments[::2], entry.arguments[1::2], strict=True))
+    if entry.module in TINY_PROBLEMS:
+        given.setdefault("--problem", "tiny")
+    changed = {name: TINY.get(name, value) for name, value in given.items()}
+    return entry._replace(arguments=tuple(part for pair in changed.items() for part in pair))
 
 
 def accelerated() -> bool:
@@ -90,6 +104,13 @@ def accelerated() -> bool:
     command = [sys.executable, "-c", "import jax; print(jax.devices()[0].platform)"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode == 0 and done.stdout.split()[-1] != "cpu"
+
+
+def here() -> dict[str, Any]:
+    """This machine and what it was measured to do, in a process of its own."""
+    command = [sys.executable, "-m", "jax_grpo.bench.machine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else machine()
 
 
 def run(entry: Entry, file: Path, seconds: float) -> str | None:
@@ -114,15 +135,14 @@ def complete(record: Mapping[str, Any]) -> bool:
 
 
 def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines of a table: the first of each benchmark's variants beside the fastest of another project."""
+    """Lines of a table: ours, which is each benchmark's first variant and no other, beside the fastest of another project."""
     lines = []
     for name, record in results.items():
-        timed = {
-            key: values["median_ms"] for key, values in record.get("variants", {}).items() if "median_ms" in values
-        }
+        variants = record.get("variants", {})
+        timed = {key: values["median_ms"] for key, values in variants.items() if "median_ms" in values}
         others = [key for key in timed if key.startswith(PEERS)]
-        ours = next((key for key in timed if key not in others), None)
-        if ours and others:
+        ours = next(iter(variants), None)
+        if ours in timed and others:
             best = min(others, key=lambda key: timed[key])
             lines.append(
                 f"| {name} | {ours} {timed[ours]:.1f} ms | {best} {timed[best]:.1f} ms | {timed[best] / timed[ours]:.2f} |"
@@ -141,7 +161,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         found = record.get("variants")
         if found:
             first = next(iter(found.values()))
-            lines += [f"`{record['command']}`", "", harness.HEADER]
+            lines += [f"`{record['command']}`", "", f"{line_of(record['machine'])}", "", harness.HEADER]
             known = (harness.row(variant, values, first) for variant, values in found.items())
             lines += [*known, ""]
         lines += exponent_lines(record.get("exponents", []))
@@ -153,6 +173,7 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
     parser.add_argument("--out", required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--only", help=f"comma-separated: {', '.join(entries)}")
+    parser.add_argument("--dry-run", action="store_true", help="every benchmark and variant on tiny sizes")
     parser.add_argument("--fresh", action="store_true", help="do not keep the results of an earlier run")
     arguments = parser.parse_args(argv)
     names = arguments.only.split(",") if arguments.only else list(entries)
@@ -160,24 +181,28 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
         raise SystemExit(f"--only {unknown[0]!r}: expected some of {', '.join(entries)}")
     folder, started = Path(arguments.out), time.monotonic()
     (folder / "raw").mkdir(parents=True, exist_ok=True)
-    here = "accelerator" if accelerated() else "cpu"
-    chosen = {name: entries[name] for name in names if here in entries[name].machines}
+    kind = "accelerator" if accelerated() else "cpu"
+    chosen = {name: entries[name] for name in names if kind in entries[name].machines}
+    if arguments.dry_run:
+        chosen = {name: dry(entry) for name, entry in chosen.items()}
     results = {name: {} if arguments.fresh else _read(folder, name) for name in chosen}
     waiting = [name for name, record in results.items() if not record or not complete(record)]
     for number, name in enumerate(waiting):
         file, left_s = _file(folder, name), 60 * arguments.minutes - (time.monotonic() - started)
-        share_s = left_s * entries[name].weight / sum(entries[other].weight for other in waiting[number:])
+        share_s = left_s * chosen[name].weight / sum(chosen[other].weight for other in waiting[number:])
         if arguments.fresh:
             file.unlink(missing_ok=True)
-        reason = run(entries[name], file, share_s)
+        reason = run(chosen[name], file, share_s)
         results[name] = {key: value for key, value in _read(folder, name).items() if key != "error"}
         results[name] |= {"error": reason} if reason else {}
         file.write_text(json.dumps(results[name], indent=1) + "\n")
         print(f"{name}: {reason or 'done'} ({60 * arguments.minutes - left_s:.0f} s gone at its start)", flush=True)
-    minutes = (time.monotonic() - started) / 60
-    about = {"minutes": minutes, "device": here, "machine": harness.machine()}
+    minutes, machine_here = (time.monotonic() - started) / 60, here()
+    about = {"minutes": minutes, "device": kind, "machine": machine_here}
     (folder / "suite.json").write_text(json.dumps(about, indent=1) + "\n")
-    head = f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {about['machine']['cores']} cores\n\n"
+    head = f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {line_of(machine_here)}\n\n"
+    if arguments.dry_run:
+        head = f"A dry run on tiny sizes: no figure here means anything.\n\n{head}"
     pictures = "".join(f"![{path.stem}]({path.name})\n" for path in save_pictures(results, folder))
     text = "\n".join(peers(results)) + "\n" + table(results) + "\n" + pictures
     (folder / "README.md").write_text(head + text)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax_grpo.bench.harness import Bench, Prepared, main
 
 # rows, tokens, heads, width of a head; bfloat16 where the device is not a CPU: cuDNN's needs it
-SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64)}
+SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64), "tiny": (2, 16, 2, 16)}
 
 
 def _dtype() -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_grpo import flops
-from jax_grpo.bench.harness import WARM_UP, machine
+from jax_grpo.bench.machine import machine
 from jax_grpo.bench.scaling import filled
 from jax_grpo.config import load_config
 from jax_grpo.memory.buffers import COMPUTATION, Origin, origins_of
@@ -35,6 +35,7 @@ _FUSED = re.compile(r"calls=%?([\w.-]+)")  # not `to_apply`, which a scatter has
 _CONTRACTED = re.compile(r'lhs_contracting_dim\w*"?[=:][{\[]([\d,"]*)')
 CONTAINERS = ("while", "call", "conditional")  # their time is that of what they run
 PARTIAL = ("gather", "scatter", "dynamic-slice", "dynamic-update-slice")  # read or write less than their operands
+WARM_UP = 2  # steps, the first of which compiles nothing here
 TOP = 14  # lines of the table
 
 

@@ -3,9 +3,15 @@
     python -m jax_grpo.bench.iteration --problem width-128 --json iteration.json
 
 Both start from the same random weights, read the same prompts with GPT-2's tokenizer, and generate completions of full length
-(random weights draw no end of text). Each reward is a function of the text that costs next to nothing.
+(random weights draw no end of text). Each reward is a function of the text that costs next to nothing. Before anything is timed,
+both compute the loss and the gradient of one and the same batch, which must agree. `jax_grpo` is a run with default settings, its
+LM head among them; the others are extra.
 """
 
+import dataclasses
+import json
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,14 +19,8 @@ from typing import Any
 
 from jax_grpo.bench import update_problem
 from jax_grpo.bench.harness import Bench, Prepared, main
-from jax_grpo.bench.update_problem import Problem
+from jax_grpo.bench.update_problem import Problem, about, arrays, problem_of, resolver
 from jax_grpo.config import Config
-from jax_grpo.prompts import read_packaged
-from jax_grpo.resident_memory import give_back_early
-from jax_grpo.rollout import padded_length
-from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Position
-from jax_grpo.tokenizer import Tokenizer
 
 PROMPT_TOKENS = 64  # at most; fewer than 49 would be another width, with programs of its own to compile
 LOOKED_AT = 1024  # positions; half of them are of the common width, and a run takes a few each step
@@ -29,13 +29,10 @@ PROBLEMS = {
     "width-128": Problem(4, 4, 128, 50257, 8, 8, PROMPT_TOKENS, 32),
     "124m": Problem(12, 12, 768, 50257, 2, 4, PROMPT_TOKENS, 32),
     "124m-8x8x144-bf16": Problem(12, 12, 768, 50257, 8, 8, PROMPT_TOKENS, 144, "bfloat16"),
+    "tiny": Problem(1, 2, 16, 50257, 2, 2, PROMPT_TOKENS, 4),
 }
 CHUNKED = {"implementation": "chunked", "chunk_tokens": 256, "chunk_vocab": 8192}
-ABOUT = {
-    name: f"L {p.layers}, H {p.width}, V {p.vocabulary}; {p.prompts} prompts x {p.group} completions of {p.completion} "
-    f"tokens, beta 0.04, {p.dtype}"
-    for name, p in PROBLEMS.items()
-}
+ABOUT = about(PROBLEMS, {})
 
 
 def config_of(problem: Problem, *, remat: bool = False, **sections: Any) -> Config:
@@ -44,8 +41,13 @@ def config_of(problem: Problem, *, remat: bool = False, **sections: Any) -> Conf
     return Config.model_validate(shared | {"model": shared["model"] | {"remat": remat}} | sections)
 
 
-def positions(config: Config) -> list[Position]:
+def positions(config: Config) -> list[Any]:
     """Packaged positions whose prompts are of one padded width."""
+    from jax_grpo.prompts import read_packaged
+    from jax_grpo.rollout import padded_length
+    from jax_grpo.tasks import make_task
+    from jax_grpo.tokenizer import Tokenizer
+
     tokenizer, task = Tokenizer.load(config.model.tokenizer), make_task(config.task)
     found = read_packaged("train")[:LOOKED_AT]
     lengths = map(len, tokenizer.encode_batch([task.prompt(position, 0).text for position in found]))
@@ -55,52 +57,80 @@ def positions(config: Config) -> list[Position]:
 
 def _jax(name: str, *, remat: bool = False, **sections: Any) -> Prepared:
     import jax
+    import jax.numpy as jnp
 
+    from jax_grpo.batch import Batch, GroupedTokens
     from jax_grpo.prompts import PromptDataset
     from jax_grpo.trainer import Trainer
 
-    problem = PROBLEMS[name]
+    problem = problem_of(name)
     config = config_of(problem, remat=remat, **sections)
-    give_back_early()  # as `jax_grpo.train` does
     trainer = Trainer(config)
     trainer.dataset = PromptDataset(positions(config), config.seed)
     kept: dict[str, Any] = {"iteration": 0}
 
-    def run() -> dict[str, float]:
-        kept["metrics"], _, _ = trainer.iterate(kept["iteration"])
+    def run() -> Batch:
+        kept["metrics"], _, batch = trainer.iterate(kept["iteration"])
         jax.block_until_ready(trainer.state)
         kept["iteration"] += 1
-        return kept["metrics"]
+        return batch
 
-    run()  # compiles
-    metrics = run()
-    assert metrics["completion_length/mean"] > 0.95 * problem.completion, "completions are of (nearly) full length"
-    phases = {f"{phase}_ms": 1e3 * metrics[f"time/{phase}"] for phase in ("rollout", "reward", "score", "update")}
-    return Prepared(run, {"last_warm_up": phases, "device": str(jax.devices()[0])})
+    def check(batch: Batch) -> dict[str, Any]:
+        """The loss of the batch that the peers have too, by the update that the first iteration has compiled."""
+        length = kept["metrics"]["completion_length/mean"]
+        assert length > 0.95 * problem.completion, "completions are of (nearly) full length"
+        data = {name: jnp.asarray(x) for name, x in arrays(problem).items()}
+        known = GroupedTokens(
+            data["prompt"], jnp.ones_like(data["prompt"]), data["completion"], jnp.ones_like(data["completion"])
+        )
+        shapes = [jax.tree.map(jnp.shape, tokens) for tokens in (known, batch.tokens)]
+        assert shapes[0] == shapes[1], "prompts of one width"
+        known = dataclasses.replace(
+            batch, tokens=known, mask_BS=jnp.ones_like(batch.mask_BS), advantages_B=data["advantages"],
+            ref_logp_BS=data["ref_logp"], stopped_B=jnp.ones_like(batch.stopped_B),
+        )  # fmt: skip
+        trainer.state, metrics = trainer.update(trainer.state, known)
+        return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
+
+    def after() -> dict[str, Any]:
+        phases = ("rollout", "reward", "score", "update")
+        return {"last_iteration": {f"{phase}_ms": 1e3 * kept["metrics"][f"time/{phase}"] for phase in phases}}
+
+    facts = {"dtype": problem.dtype, "device": str(jax.devices()[0]), "lm_head": config.lm_head.model_dump()}
+    return Prepared(run, facts, check, after)
 
 
-def _trl(name: str) -> Prepared:
-    """`GRPOTrainer.train` itself, held after each step by a callback, so that steps can be timed one by one."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
+def save_for_trl(name: str, to: str) -> None:
+    """The policy that ours starts from, with its tokenizer, and `prompts.json`: the texts of the positions that it reads."""
     from jax_grpo.hf_tokenizer import save_for_transformers
     from jax_grpo.loading import load_policy
+    from jax_grpo.tasks import make_task
     from jax_grpo.weights import save_hf
 
-    problem, config = PROBLEMS[name], config_of(PROBLEMS[name])
-    folder = Path(tempfile.mkdtemp())
+    config, folder = config_of(problem_of(name)), Path(to)
     policy = load_policy(config.model, config.seed, 1)
     save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
     save_for_transformers(policy.tokenizer, folder, 1024)
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    tokenizer.pad_token = tokenizer.eos_token
     task = make_task(config.task)
     texts = [task.prompt(position, 0).text for position in positions(config)]
+    (folder / "prompts.json").write_text(json.dumps(texts))
+
+
+def _trl(name: str, *, fused_head: bool) -> Prepared:
+    """`GRPOTrainer.train` itself, held after each step by a callback, so that steps can be timed one by one."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    from jax_grpo.bench import trl_peer
+
+    problem, folder = problem_of(name), Path(tempfile.mkdtemp())
+    saving = "import sys; from jax_grpo.bench import iteration; iteration.save_for_trl(*sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", saving, name, str(folder)], check=True)  # JAX's memory is not TRL's
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.pad_token = tokenizer.eos_token
     go, done = threading.Semaphore(0), threading.Semaphore(0)
+    failed: list[BaseException] = []
 
     class OneByOne(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -109,26 +139,44 @@ def _trl(name: str) -> Prepared:
 
     trainer = GRPOTrainer(
         model=str(folder),
-        args=GRPOConfig(
-            output_dir=str(folder), use_cpu=not torch.cuda.is_available(), bf16=problem.dtype == "bfloat16",
-            per_device_train_batch_size=problem.prompts * problem.group, num_generations=problem.group,
-            max_completion_length=problem.completion, temperature=1.0, beta=0.04, loss_type="dapo", max_steps=1000,
-            learning_rate=1e-6, steps_per_generation=1, gradient_checkpointing=False, report_to=[], save_strategy="no",
-            logging_strategy="no", disable_tqdm=True,
+        args=trl_peer.arguments_of(
+            problem, folder, problem.prompts * problem.group, max_steps=1000, save_strategy="no", logging_strategy="no",
+            disable_tqdm=True,
         ),
         reward_funcs=lambda completions, **_: [len(set(text)) / 100 for text in completions],
-        train_dataset=Dataset.from_dict({"prompt": texts}),
+        train_dataset=Dataset.from_dict({"prompt": json.loads((folder / "prompts.json").read_text())}),
         processing_class=tokenizer,
         callbacks=[OneByOne()],
     )  # fmt: skip
-    threading.Thread(target=trainer.train, daemon=True).start()
+    if not fused_head:
+        trl_peer.use_plain_head(trainer)
+
+    def train() -> None:
+        try:
+            trainer.train()
+        except BaseException as error:
+            failed.append(error)
+        done.release()
+
+    thread = threading.Thread(target=train, daemon=True)
 
     def run() -> None:
-        go.release()
+        if thread.ident is None:
+            thread.start()
+        else:
+            go.release()
         done.acquire()
+        if failed:
+            raise failed[0]
 
-    done.acquire()  # the first step begins by itself
-    return Prepared(run, {})
+    def check(_: None) -> dict[str, float]:
+        micro_batches = trl_peer.inputs_of(problem, off_policy=False)
+        found = trl_peer.backward(trainer, problem, micro_batches)
+        assert trainer.model is not None
+        trainer.model.zero_grad()
+        return found
+
+    return Prepared(run, {"dtype": problem.dtype}, check)
 
 
 BENCH = Bench(
@@ -138,9 +186,11 @@ BENCH = Bench(
         "jax_grpo": _jax,
         "jax_grpo-chunked": lambda name: _jax(name, lm_head=CHUNKED),
         "jax_grpo-chunked-remat": lambda name: _jax(name, lm_head=CHUNKED, remat=True),
-        "TRL": _trl,
+        "TRL": lambda name: _trl(name, fused_head=True),
+        "TRL-plain-head": lambda name: _trl(name, fused_head=False),
     },
     ABOUT,
+    resolve=resolver(PROBLEMS, {}),
 )
 
 if __name__ == "__main__":

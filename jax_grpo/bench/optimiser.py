@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from jax_grpo.bench.harness import Bench, Prepared, main
-from jax_grpo.bench.update_problem import ABOUT, PROBLEMS, config_of, weights
+from jax_grpo.bench.update_problem import ABOUT, RESOLVE, config_of, problem_of, weights
 
 
 def _ours(name: str, **update: Any) -> Prepared:
     from jax_grpo.compilation import training_options
     from jax_grpo.optimiser import adamw, kept, moved
 
-    config = config_of(PROBLEMS[name], **update)
-    params = {key: jnp.asarray(x) for key, x in weights(PROBLEMS[name]).items()}
+    config = config_of(problem_of(name), **update)
+    params = {key: jnp.asarray(x) for key, x in weights(problem_of(name)).items()}
     grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
 
     def step(params: Any, moments: Any, finite: jax.Array) -> Any:
@@ -35,11 +35,11 @@ def _torch(name: str, implementation: str) -> Prepared:
 
     from torch_ref.optimiser import build_optimiser
 
-    module = torch.nn.ParameterList([torch.from_numpy(x) for x in weights(PROBLEMS[name]).values()])
+    module = torch.nn.ParameterList([torch.from_numpy(x) for x in weights(problem_of(name)).values()])
     module.to("cuda" if torch.cuda.is_available() else "cpu")
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
-    optimiser = build_optimiser(module, config_of(PROBLEMS[name]).update, implementation)
+    optimiser = build_optimiser(module, config_of(problem_of(name)).update, implementation)
 
     def run() -> None:
         optimiser.step()
@@ -61,6 +61,8 @@ BENCH = Bench(
         "torch-definition": lambda name: _torch(name, "definition"),
     },
     ABOUT,
+    reads_configs=True,
+    resolve=RESOLVE,
 )
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
     python -m jax_grpo.bench.rollout --problem gpt2-small --json rollout.json
     python -m jax_grpo.bench.rollout --config configs/rookworld_4090.yaml --json rollout.json
 
+A problem that carries a config's name has that config's sizes (`update_problem.CONFIGS`).
+
 Beside each time stands a floor of this machine: the matmuls of one decode step alone, without attention, norms, sampling or a
 cache, run with the same library and weights (`floor_ms`: of all tokens). On a GPU the bytes of weights and caches over the
 device's bandwidth are the floor instead.
@@ -14,43 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from jax_grpo import targets
 from jax_grpo.bench.harness import Bench, Prepared, main
-from jax_grpo.bench.update_problem import Problem, model_of, weights
-from jax_grpo.config import load_config
-from jax_grpo.memory.shapes import architecture
-from jax_grpo.programs import padded_prompt
-from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.bench.update_problem import CONFIGS as RUNS
+from jax_grpo.bench.update_problem import FOLDER, Problem, about, model_of, problem_of, resolver, weights
 
+CONFIGS = RUNS | {"quickstart-mixed": FOLDER / "quickstart_mixed.yaml"}
+# The completions of every second prompt end before the others: tasks mixed in one batch. transformers decodes rows that have ended
+# along with the others, and so do our rows without compaction.
+MIXED = ((0.5, 64), (0.5, 4))
 PROBLEMS = {
-    "quickstart": Problem(4, 6, 192, 585, 8, 8, 72, 64),
+    "rook-small-8x8x64": Problem(4, 6, 192, 585, 8, 8, 72, 64),
+    "rook-small-8x8x64-mixed": Problem(4, 6, 192, 585, 8, 8, 72, 64, parts=MIXED),
     "gpt2-small": Problem(12, 12, 768, 50257, 8, 8, 46, 64),
-    "quickstart-mixed": Problem(4, 6, 192, 585, 8, 8, 72, 64),
-    "gpt2-small-mixed": Problem(12, 12, 768, 50257, 8, 8, 46, 64),
+    "gpt2-small-32": Problem(12, 12, 768, 50257, 8, 8, 46, 32),
+    "gpt2-small-mixed": Problem(12, 12, 768, 50257, 8, 8, 46, 64, parts=MIXED),
     "gpt2-small-64x144-bf16": Problem(12, 12, 768, 50257, 8, 8, 46, 144, "bfloat16"),
+    "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
-# Tokens of the completions of every second prompt, where they end before the others: tasks mixed in one batch. transformers decodes
-# rows that have ended along with the others, and so do our rows without compaction.
-SHORT = {"quickstart-mixed": 4, "gpt2-small-mixed": 4}
 ABOUT = {
-    name: f"L {p.layers}, H {p.width}, V {p.vocabulary}; {p.prompts} prompts x {p.group} samples, {p.prompt} + "
-    f"{p.completion} tokens, {p.dtype}" + (f", {SHORT[name]} for every second prompt" if name in SHORT else "")
-    for name, p in PROBLEMS.items()
+    name: line + "".join(f"; {share:.0%} of the prompts to {cap}" for share, cap in PROBLEMS[name].parts)
+    if name in PROBLEMS
+    else line
+    for name, line in about(PROBLEMS, CONFIGS).items()
 }
 FLOOR_REPEATS = 20  # of one step's matmuls, a millisecond for a small model
 REPEATS = 3  # of the measurements beside the steps
-
-
-def problem_of(name: str) -> Problem:
-    """A problem by its name, or the sizes of a run's config; time does not depend on the values of weights."""
-    if name in PROBLEMS:
-        return PROBLEMS[name]
-    config = load_config(name, [])
-    sizes, _ = architecture(config.model, Tokenizer.load(config.model.tokenizer))
-    return Problem(
-        sizes.num_layers, sizes.num_heads, sizes.hidden_size, sizes.vocab_size, config.prompts.per_iteration,
-        config.rollout.group_size, padded_prompt(config), config.rollout.max_new_tokens, config.model.compute_dtype,
-    )  # fmt: skip
 
 
 def prompts(problem: Problem) -> np.ndarray:
@@ -70,20 +60,28 @@ def best_ms(work: Callable[[], Any], repeats: int = REPEATS) -> float:
     return min(times)
 
 
-def caps(name: str, problem: Problem) -> np.ndarray:
-    """Tokens of each prompt's completions, [P]."""
-    every_second_P = np.arange(problem.prompts) % 2 == 1
-    return np.where(every_second_P, SHORT.get(name, problem.completion), problem.completion).astype(np.int32)
+def caps(problem: Problem) -> np.ndarray:
+    """Tokens of each prompt's completions, [P]: of a mixture, each task's by its share of the prompts, in turns."""
+    given, found = [0] * len(problem.parts), []
+    whole = sum(share for share, _ in problem.parts)
+    for number in range(1, problem.prompts + 1) if problem.parts else ():
+        lacks = [number * share / whole - have for (share, _), have in zip(problem.parts, given, strict=True)]
+        chosen = lacks.index(max(lacks))
+        given[chosen] += 1
+        found.append(problem.parts[chosen][1])
+    return np.array(found or [problem.completion] * problem.prompts, np.int32)
 
 
-def _facts(name: str, problem: Problem, first_ms: float) -> dict[str, Any]:
-    return {"tokens": int(caps(name, problem).sum()) * problem.group, "first_token_ms": first_ms}
+def _facts(problem: Problem, first_ms: float) -> dict[str, Any]:
+    return {"tokens": int(caps(problem).sum()) * problem.group, "first_token_ms": first_ms}
 
 
 def decode_floor_ms(problem: Problem, params: Any) -> float:
     """Milliseconds that the matrix products of one decode step of all rows take alone, or that its bytes take on a GPU."""
     import jax
     import jax.numpy as jnp
+
+    from jax_grpo import targets
 
     device, rows = jax.devices()[0], problem.prompts * problem.group
     dtype = jnp.dtype(problem.dtype)
@@ -127,16 +125,21 @@ def _jax(name: str, *, compacts: bool = True) -> Prepared:
             sampling=Sampling(), stop_table_SV=never_SV, accept_state=1, compacts=compacts,
         )  # fmt: skip
         asked = (params, ids_PT, jnp.ones_like(ids_PT), count, count, 0, jnp.int32(0))
-        caps_P = np.minimum(caps(name, problem), cap)
+        caps_P = np.minimum(caps(problem), cap)
         return lambda: jax.block_until_ready(generate(*asked, caps_P))
 
-    run = program(problem.completion)
-    lengths = np.asarray(run().completion_mask_PGC).sum(-1)
-    assert (lengths == caps(name, problem)[:, None]).all(), "every completion is of full length"
-    facts = _facts(name, problem, best_ms(program(1)))
-    floor = decode_floor_ms(problem, params)
-    steps = facts["tokens"] / (problem.prompts * problem.group)  # of all rows
-    return Prepared(run, facts | {"decode_floor_ms": floor, "floor_ms": floor * steps, "device": str(jax.devices()[0])})
+    def check(rollout: Any) -> dict[str, Any]:
+        lengths = np.asarray(rollout.completion_mask_PGC).sum(-1)
+        assert (lengths == caps(problem)[:, None]).all(), "every completion is of full length"
+        return {"device": str(jax.devices()[0])}
+
+    def after() -> dict[str, Any]:
+        facts = _facts(problem, best_ms(program(1)))
+        floor = decode_floor_ms(problem, params)
+        steps = facts["tokens"] / (problem.prompts * problem.group)  # of all rows
+        return facts | {"decode_floor_ms": floor, "floor_ms": floor * steps}
+
+    return Prepared(program(problem.completion), {}, check, after)
 
 
 def _torch_model(problem: Problem) -> Any:
@@ -147,7 +150,7 @@ def _torch_model(problem: Problem) -> Any:
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=problem.vocabulary, n_layer=problem.layers, n_head=problem.heads, n_embd=problem.width,
-            bos_token_id=0, eos_token_id=None, pad_token_id=0,
+            n_positions=problem.positions, bos_token_id=0, eos_token_id=None, pad_token_id=0,
         )
     )  # fmt: skip
     model.load_state_dict({k: torch.from_numpy(x) for k, x in weights(problem).items()}, strict=False)
@@ -175,8 +178,7 @@ def _transformers(name: str, **how: Any) -> Prepared:
         assert out.shape == (problem.prompts * problem.group, problem.prompt + cap)
         return out
 
-    run()
-    return Prepared(run, _facts(name, problem, best_ms(lambda: run(1))))
+    return Prepared(run, {}, after=lambda: _facts(problem, best_ms(lambda: run(1))))
 
 
 def _torch_ref(name: str) -> Prepared:
@@ -186,7 +188,7 @@ def _torch_ref(name: str) -> Prepared:
     from torch_ref.model import GPT2, GPT2Config
 
     problem = problem_of(name)
-    model = GPT2(GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, 1024))
+    model = GPT2(GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, problem.positions))
     model.load_state_dict({k: torch.from_numpy(x) for k, x in weights(problem).items()})
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device, getattr(torch, problem.dtype))
@@ -198,7 +200,7 @@ def _torch_ref(name: str) -> Prepared:
     def run(cap: int = problem.completion) -> Any:
         return generate(model, rows, torch.ones_like(rows), max_new_tokens=cap, stop=stop, generator=generator)
 
-    return Prepared(run, _facts(name, problem, best_ms(lambda: run(1))))
+    return Prepared(run, {}, after=lambda: _facts(problem, best_ms(lambda: run(1))))
 
 
 BENCH = Bench(
@@ -213,6 +215,7 @@ BENCH = Bench(
     },
     ABOUT,
     reads_configs=True,
+    resolve=resolver(PROBLEMS, CONFIGS),
 )
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 
 from jax_grpo import flops
 from jax_grpo.bench import fits
-from jax_grpo.bench.harness import machine
+from jax_grpo.bench.machine import machine
 from jax_grpo.config import Config
 from jax_grpo.memory.shapes import Program, Run, run_of
 

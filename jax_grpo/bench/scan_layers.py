@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo.bench.harness import machine
+from jax_grpo.bench.machine import machine
 from jax_grpo.bench.update import jax_parts
-from jax_grpo.bench.update_problem import ABOUT, POSITIONS, PROBLEMS, Problem
+from jax_grpo.bench.update_problem import ABOUT, RESOLVE, Problem, problem_of
 from jax_grpo.memory.compiled import HERE, program_bytes
 from jax_grpo.memory.shapes import Program
 from jax_grpo.model import GPT2, Block, GPT2Config, differentiated
@@ -47,7 +47,7 @@ def parts(problem: Problem, scanned: bool, remat: bool) -> tuple[Any, Any, Any, 
     """(graphdef, parameters, batch, config) of the update."""
     graphdef, params, batch, config = jax_parts(problem, "all" if remat else False)
     if scanned:
-        sizes = GPT2Config(problem.vocabulary, 1, problem.heads, problem.width, POSITIONS)
+        sizes = GPT2Config(problem.vocabulary, 1, problem.heads, problem.width, problem.positions)
         dtype = jnp.dtype(problem.dtype)
         model = nnx.eval_shape(
             lambda: Scanned(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat="all" if remat else False)
@@ -80,17 +80,18 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m jax_grpo.bench.scan_layers", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--problem", default="quickstart", choices=PROBLEMS, help="; ".join(ABOUT.values()))
+    parser.add_argument("--problem", default="quickstart", choices=ABOUT, help="; ".join(ABOUT.values()))
     parser.add_argument("--target", default="local", help="see jax_grpo.memory")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args(argv)
     command = f"python -m jax_grpo.bench.scan_layers {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
     record: dict[str, Any] = {"command": command, "jax": jax.__version__, "machine": machine(), "variants": {}}
+    problem = problem_of(RESOLVE(arguments.problem))
     print(f"# {command}\n| blocks | recomputed | MB | compiled in s | step, ms |\n|---|---|---|---|---|")
     for remat in (False, True):
         for scanned in (False, True):
-            found = measured(PROBLEMS[arguments.problem], scanned, remat, arguments.target, arguments.steps)
+            found = measured(problem, scanned, remat, arguments.target, arguments.steps)
             words = "scanned" if scanned else "unrolled"
             record["variants"][f"{words}, remat" if remat else words] = found
             step = f"{found['median_ms']:.1f}" if "median_ms" in found else "-"

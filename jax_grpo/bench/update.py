@@ -2,22 +2,25 @@
 
     python -m jax_grpo.bench.update --problem 124m --json update_124m.json
 
-Every implementation starts from the same weights and reports the loss of its first step: they must agree.
+Every implementation starts from the same weights; loss and gradient norm of its first step must be those of the first variant,
+before anything is timed. `jax_grpo` is a run's own update, with the LM head and the settings of its config; the others are extra.
 """
 
 import tempfile
+from pathlib import Path
 from typing import Any, Literal
 
 from jax_grpo.bench.harness import Bench, Prepared, main
 from jax_grpo.bench.update_problem import (
     ABOUT,
-    POSITIONS,
-    PROBLEMS,
+    RESOLVE,
     Problem,
     arrays,
     config_of,
     flops_of,
     model_of,
+    peer_parts,
+    problem_of,
     weights,
 )
 
@@ -32,6 +35,11 @@ def jax_parts(problem: Problem, remat: Remat = False, **update: Any):
     from jax_grpo.batch import Batch, GroupedTokens
 
     config = config_of(problem, **update)
+    if config.update.minibatches > 1:
+        raise ValueError(
+            f"{problem.config}: update.minibatches {config.update.minibatches}; this benchmark is one step on a whole "
+            "rollout, of configs with update.minibatches: 1"
+        )
     graphdef, params = model_of(problem, remat)
     data = {name: jnp.asarray(x) for name, x in arrays(problem).items()}
     rows = (problem.prompts * problem.group, problem.completion)
@@ -49,27 +57,46 @@ def jax_parts(problem: Problem, remat: Remat = False, **update: Any):
 
 
 def jax_step(
-    name: str, head: dict[str, Any], *, dtype: str | None = None, remat: Remat = False, **update: Any
+    name: str,
+    head: dict[str, Any] | None = None,
+    *,
+    dtype: str | None = None,
+    remat: Remat | None = None,
+    rounded: str | None = None,
+    **update: Any,
 ) -> Prepared:
-    """This project's step with an LM head, and where given another compute dtype, recomputation or `update` settings."""
+    """This project's step; keywords change one thing of the problem's own config.
+
+    Args:
+        name: the problem, resolved.
+        head: settings of `lm_head`.
+        dtype: computed in.
+        remat: what is recomputed.
+        rounded: what float32 matmuls are really computed in (`tf32`).
+        update: settings of `update`.
+    """
     import jax
 
     from jax_grpo.config import Config
     from jax_grpo.update import init_state, make_update
 
-    problem = PROBLEMS[name]._replace(dtype=dtype or PROBLEMS[name].dtype)
+    problem = problem_of(name)
+    problem = problem._replace(dtype=dtype or problem.dtype)
+    remat = config_of(problem).model.recomputed if remat is None else remat
     graphdef, params, batch, config = jax_parts(problem, remat, **update)
-    config = Config.model_validate(config.model_dump() | {"lm_head": head})
+    config = Config.model_validate(config.model_dump() | ({} if head is None else {"lm_head": head}))
     step = make_update(graphdef, config, config.optimizer_steps())
     kept = {"state": init_state(params, config)}
     del params
 
-    def run() -> float:
+    def run() -> dict[str, float]:
         kept["state"], metrics = step(kept["state"], batch)
         jax.block_until_ready(kept["state"])
-        return float(metrics["loss"])
+        return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
 
-    return Prepared(run, {"flops": flops_of(problem), "loss": run(), "device": jax.devices()[0].device_kind})
+    facts = {"dtype": rounded or problem.dtype, "device": jax.devices()[0].device_kind}
+    facts |= {"lm_head": config.lm_head.model_dump(), "micro_batches": config.update.parts}
+    return Prepared(run, facts, check=dict, after=lambda: {"flops": flops_of(problem)})
 
 
 def _torch_batch(problem: Problem) -> dict[str, Any]:
@@ -95,13 +122,14 @@ def _torch_ref(name: str, *, compiled: bool, adamw: str = "fused") -> Prepared:
     from torch_ref.model import GPT2, GPT2Config
     from torch_ref.update import optimiser_step, start
 
-    problem, device = PROBLEMS[name], _device()
-    model = GPT2(GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, POSITIONS))
+    problem, device = problem_of(name), _device()
+    model = GPT2(GPT2Config(problem.vocabulary, problem.layers, problem.heads, problem.width, problem.positions))
     model.load_state_dict({name: torch.from_numpy(x) for name, x in weights(problem).items()})
     model.to(device)
     if compiled:
         model.compile()
-    config, data = config_of(problem), _torch_batch(problem)
+    parts = max(peer_parts(problem), config_of(problem).update.parts)
+    config, data = config_of(problem, micro_batches=parts), _torch_batch(problem)
     ids = torch.cat([data["prompt"], data["completion"]], 1)
 
     def aligned(x: Any) -> Any:
@@ -117,74 +145,59 @@ def _torch_ref(name: str, *, compiled: bool, adamw: str = "fused") -> Prepared:
     )
     state = start(model, config, adamw)
 
-    def run() -> float:
-        loss = optimiser_step(state, batch, config)["loss"]
+    def run() -> dict[str, float]:
+        metrics = optimiser_step(state, batch, config)
         if device == "cuda":
             torch.cuda.synchronize()
-        return loss
+        return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
 
-    return Prepared(run, {"flops": flops_of(problem), "loss": run(), "device": device})
+    facts = {"dtype": problem.dtype, "device": device, "micro_batches": parts}
+    return Prepared(run, facts, check=dict, after=lambda: {"flops": flops_of(problem)})
 
 
-def _trl(name: str) -> Prepared:
+def _trl(name: str, *, fused_head: bool) -> Prepared:
     import torch
     from datasets import Dataset
     from tokenizers import Tokenizer, models
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-    from trl.trainer.grpo_config import GRPOConfig
+    from transformers import PreTrainedTokenizerFast
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    problem, device, rows = PROBLEMS[name], _device(), PROBLEMS[name].prompts * PROBLEMS[name].group
-    sizes = GPT2Config(
-        vocab_size=problem.vocabulary, n_layer=problem.layers, n_head=problem.heads, n_embd=problem.width,
-        n_positions=POSITIONS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(sizes)
-    model.load_state_dict({k: torch.from_numpy(x) for k, x in weights(problem).items()}, strict=False)
-    model.tie_weights()
-    folder = tempfile.mkdtemp()  # TRL reads a model's name or folder, and loads its reference from there
-    model.save_pretrained(folder)
+    from jax_grpo.bench import trl_peer
+
+    problem = problem_of(name)
+    folder, rows = Path(tempfile.mkdtemp()), problem.prompts * problem.group
+    trl_peer.saved(problem, folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w0"))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words, eos_token="w1", pad_token="w2", unk_token="w0", padding_side="left"
     )
     trainer = GRPOTrainer(
-        model=folder,
-        args=GRPOConfig(
-            output_dir=folder, use_cpu=device == "cpu", bf16=problem.dtype == "bfloat16",
-            per_device_train_batch_size=rows, num_generations=problem.group, max_completion_length=problem.completion,
-            temperature=1.0, beta=0.04, loss_type="dapo", steps_per_generation=1, gradient_checkpointing=False,
-            report_to=[],
-        ),
+        model=str(folder),
+        args=trl_peer.arguments_of(problem, folder, rows),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         train_dataset=Dataset.from_dict({"prompt": ["w3"] * rows}),
         processing_class=tokenizer,
-    )  # fmt: skip
-    data = _torch_batch(problem)
-    mask = torch.ones_like(data["completion"])
-    inputs = {
-        "prompt_ids": data["prompt"].long(), "prompt_mask": torch.ones_like(data["prompt"]).long(),
-        "completion_ids": data["completion"].long(), "completion_mask": mask.long(), "advantages": data["advantages"],
-        "old_per_token_logps": data["old_logp"], "ref_per_token_logps": data["ref_logp"],
-        "num_items_in_batch": torch.tensor(int(mask.sum())),
-    }  # fmt: skip
-    inputs = {key: x.to(device) for key, x in inputs.items()}
-    trainer.current_gradient_accumulation_steps = 1
+    )
+    if not fused_head:
+        trl_peer.use_plain_head(trainer)
+    micro_batches = trl_peer.inputs_of(problem, off_policy=True)
     trained = trainer.model
     assert trained is not None
     trained.train()
-    optimiser = torch.optim.AdamW(trained.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    update = config_of(problem).update
+    optimiser = torch.optim.AdamW(
+        trained.parameters(), lr=update.learning_rate, betas=(update.beta1, update.beta2), fused=True,
+        weight_decay=update.weight_decay,
+    )  # fmt: skip
 
-    def run() -> float:
-        with torch.autocast(device, torch.bfloat16, enabled=problem.dtype == "bfloat16"):
-            loss = trainer._compute_loss(trained, inputs)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+    def run() -> dict[str, float]:
+        found = trl_peer.backward(trainer, problem, micro_batches)
         optimiser.step()
         optimiser.zero_grad()
-        return float(loss.detach())
+        return found
 
-    return Prepared(run, {"flops": flops_of(problem), "loss": run(), "device": device})
+    facts = {"dtype": problem.dtype, "device": trl_peer.device_of(), "micro_batches": len(micro_batches)}
+    return Prepared(run, facts, check=dict, after=lambda: {"flops": flops_of(problem)})
 
 
 MATERIALISED, CHUNKED = {"implementation": "materialised"}, {"implementation": "chunked"}
@@ -192,14 +205,17 @@ BENCH = Bench(
     "jax_grpo.bench.update",
     "The optimiser step beside torch_ref (eager, compiled) and TRL, same weights and batch.",
     {
-        "jax_grpo": lambda name: jax_step(name, MATERIALISED),
+        "jax_grpo": jax_step,
         "jax_grpo-chunked": lambda name: jax_step(name, CHUNKED),
-        "jax_grpo-micro-batches": lambda name: jax_step(name, MATERIALISED, micro_batches=MICRO_BATCHES),
+        "jax_grpo-micro-batches": lambda name: jax_step(name, micro_batches=MICRO_BATCHES),
         "torch_ref": lambda name: _torch_ref(name, compiled=False),
         "torch_ref-compiled": lambda name: _torch_ref(name, compiled=True),
-        "TRL": _trl,
+        "TRL": lambda name: _trl(name, fused_head=True),
+        "TRL-plain-head": lambda name: _trl(name, fused_head=False),
     },
     ABOUT,
+    reads_configs=True,
+    resolve=RESOLVE,
 )
 
 if __name__ == "__main__":

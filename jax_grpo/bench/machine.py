@@ -1,0 +1,76 @@
+"""What a benchmark's numbers were made on: the processor, its cores, and what it was measured to do.
+
+    python -m jax_grpo.bench.machine
+
+Two machines are compared by their matmul rate and bandwidth sooner than by their names: a virtual machine's name says little.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ALLOCATOR = re.compile(
+    r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|TCMALLOC_"
+)  # variables that change how memory is allocated
+SQUARE = {"cpu": 2048}  # rows of the matmul whose rate is measured; a GPU needs more to be busy
+SQUARE_ELSEWHERE = 8192
+
+
+def processor() -> str:
+    """The processor's name as the system gives it, with family and model where it does (`AMD EPYC (family 25, model 17)`)."""
+    file = Path("/proc/cpuinfo")
+    found = (
+        dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", file.read_text(), re.M)) if file.exists() else {}
+    )
+    name = found.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {found['cpu family']}, model {found['model']})" if "cpu family" in found else name
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were made on; `allocator`: what the environment says of it, for every variant alike."""
+    return {
+        "processor": processor(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg(),
+        "allocator": {name: value for name, value in sorted(os.environ.items()) if ALLOCATOR.match(name)},
+    }
+
+
+def speeds() -> dict[str, Any]:
+    """JAX's device here, its float32 matmul rate in FLOPs a second and its bandwidth in bytes a second."""
+    import jax
+
+    from jax_grpo import flops
+
+    device = jax.devices()[0]
+    size = SQUARE.get(device.platform, SQUARE_ELSEWHERE)
+    return {
+        "on": device.platform,
+        "device": device.device_kind,
+        "peak_flops": flops.measured_peak("float32", size),
+        "bandwidth": flops.measured_bandwidth(),
+    }
+
+
+def line_of(about: dict[str, Any]) -> str:
+    """A machine in one line, its speeds with it where they were measured."""
+    parts = [about["processor"], f"{about['cores']} cores"]
+    if about.get("on", "cpu") != "cpu":
+        parts.insert(0, about["device"])
+    if "peak_flops" in about:
+        parts.append(
+            f"{1e-9 * about['peak_flops']:.0f} GFLOP/s, {1e-9 * about['bandwidth']:.1f} GB/s (float32, measured)"
+        )
+    if about.get("allocator"):
+        parts.append(", ".join(f"{name}={value}" for name, value in about["allocator"].items()))
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    print(json.dumps(machine() | speeds()))

@@ -1,0 +1,127 @@
+"""TRL's trainer as a benchmark's peer: the same loss as ours, with its own fused LM head or without. Imports no JAX.
+
+TRL 1.16 multiplies the KL term by the importance ratio unless `use_bias_correction_kl` is off, which is another loss than the
+plain k3 of this project's configs; and it always scores tokens by its fused head (`add_fused_lm_head`: tiles of logits,
+recomputed in the backward pass), as it came before that by all logits of the completions (`without_fused_head`).
+"""
+
+import functools
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import selective_log_softmax_and_entropy
+
+from jax_grpo.bench.update_problem import Problem, arrays, config_of, peer_parts, weights
+from jax_grpo.config import Config
+
+
+class NotTheSame(ValueError):
+    """The config's loss is none that this peer is given."""
+
+
+def device_of() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def arguments_of(problem: Problem, folder: Path, rows: int, **more: Any) -> GRPOConfig:
+    """TRL's settings for the problem's own config.
+
+    Raises:
+        NotTheSame: it has a setting that is not among those translated here.
+    """
+    config = config_of(problem)
+    plain = Config.model_validate({"iterations": 1, "run_dir": "none", "model": config.model.model_dump()})
+    objective, kl = config.objective, config.kl
+    same = {"epsilon_low": objective.epsilon_low, "epsilon_high": objective.epsilon_high}
+    if (
+        objective.model_dump() | same != plain.objective.model_dump() | same
+        or kl.estimator != "k3"
+        or kl.importance_corrected
+    ):
+        raise NotTheSame("bench: TRL is compared on `clip`, `dapo` and the plain k3 only")
+    return GRPOConfig(
+        output_dir=str(folder), use_cpu=device_of() == "cpu", bf16=problem.dtype == "bfloat16",
+        per_device_train_batch_size=rows, num_generations=problem.group, max_completion_length=problem.completion,
+        temperature=config.rollout.temperature, beta=kl.beta, epsilon=objective.epsilon_low,
+        epsilon_high=objective.epsilon_high, loss_type="dapo", use_bias_correction_kl=False, steps_per_generation=1,
+        learning_rate=config.update.learning_rate, gradient_checkpointing=False, report_to=[], **more,
+    )  # fmt: skip
+
+
+def saved(problem: Problem, folder: Path) -> None:
+    """The problem's weights as a Hugging Face folder: TRL reads a model's folder, and loads its reference from there."""
+    sizes = GPT2Config(
+        vocab_size=problem.vocabulary, n_layer=problem.layers, n_head=problem.heads, n_embd=problem.width,
+        n_positions=problem.positions, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(sizes)
+    model.load_state_dict({k: torch.from_numpy(x) for k, x in weights(problem).items()}, strict=False)
+    model.tie_weights()
+    model.save_pretrained(folder)
+
+
+def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
+    """The problem's batch as TRL's `_compute_loss` takes it, in micro-batches; without old log-probabilities on the policy."""
+    data = {name: torch.from_numpy(x) for name, x in arrays(problem).items()}
+    prompt = data["prompt"].repeat_interleave(problem.group, 0).long()
+    completion = data["completion"].reshape(-1, problem.completion).long()
+    mask = torch.ones_like(completion)
+    whole = {
+        "prompt_ids": prompt, "prompt_mask": torch.ones_like(prompt), "completion_ids": completion,
+        "completion_mask": mask, "advantages": data["advantages"], "ref_per_token_logps": data["ref_logp"],
+    }  # fmt: skip
+    if off_policy:
+        whole["old_per_token_logps"] = data["old_logp"]
+    total, device = mask.sum().to(device_of()), device_of()
+    return [
+        {key: x[rows].to(device) for key, x in whole.items()} | {"num_items_in_batch": total}
+        for rows in torch.arange(len(mask)).tensor_split(peer_parts(problem))
+    ]
+
+
+def backward(trainer: GRPOTrainer, problem: Problem, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+    """The loss and the norm of its gradients, which are left on the model, clipped to 1 or as the config says."""
+    trainer.current_gradient_accumulation_steps = 1  # `num_items_in_batch` is the whole batch's already
+    model = trainer.model
+    assert model is not None
+    loss = 0.0
+    for inputs in micro_batches:
+        with torch.autocast(device_of(), torch.bfloat16, enabled=problem.dtype == "bfloat16"):
+            part = trainer._compute_loss(model, inputs)
+        part.backward()
+        loss += float(part.detach())
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config_of(problem).update.max_grad_norm)
+    return {"loss": loss, "grad_norm": float(norm)}
+
+
+def without_fused_head(model: Any, temperature: float) -> None:
+    """Has the model score tokens from all logits of the completions, by TRL's own functions, instead of by its fused head."""
+    forward_of = type(model).forward
+
+    @functools.wraps(forward_of)  # `generate` looks at its arguments
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **more: Any) -> Any:
+        if not fused_lm_head:
+            return forward_of(self, *args, labels=labels, **more)
+        scored_BT = labels[:, 1:] != -100
+        first = int(scored_BT.any(0).int().argmax())  # columns before it are prompt, in every row
+        kept = scored_BT.shape[1] - first
+        logits = forward_of(self, *args, use_cache=False, logits_to_keep=kept + 1, **more).logits[:, :-1]
+        found = selective_log_softmax_and_entropy(
+            logits, labels[:, -kept:].clamp(min=0), entropy_requires_grad=False, temperature=temperature
+        )
+        padded = (torch.nn.functional.pad(x, (first, 0)) * scored_BT for x in found)
+        return types.SimpleNamespace(**dict(zip(("log_probs", "entropy"), padded, strict=True)))
+
+    model.forward = types.MethodType(forward, model)
+
+
+def use_plain_head(trainer: GRPOTrainer) -> None:
+    """`without_fused_head` for the policy and the reference."""
+    for model in (trainer.model, trainer.ref_model):
+        if model is not None:
+            without_fused_head(model, trainer.temperature)
