@@ -162,11 +162,18 @@ def test_aggregations_are_their_definitions(x64):
         assert abs(jnp.sum(objective.aggregation_weights(jnp.asarray(MASK), name, 9) * loss) - value) < 1e-12, name
 
 
-@pytest.mark.parametrize("aggregation", objective.AGGREGATIONS)
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_any_cut_into_micro_batches_sums_to_the_same_loss_and_gradient(aggregation, level, x64):
+LEVELS = ("token", "sequence")
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregation", "level"),
+    [("clip", aggregation, level) for aggregation in objective.AGGREGATIONS for level in LEVELS]
+    + [(name, "dapo", level) for name in ("cispo", "sapo") for level in LEVELS]
+    + [("reinforce", "dapo", "token")],
+)
+def test_any_cut_into_micro_batches_sums_to_the_same_loss_and_gradient(name, aggregation, level, x64):
     """The weights are of the whole batch; its rows, cut 1, 2, 4 and 8 times, add up to the single loss."""
-    config, kl = ObjectiveConfig(importance_level=level), KLConfig(importance_corrected=True)
+    config, kl = ObjectiveConfig(name=name, importance_level=level), KLConfig(importance_corrected=True)
     rng = np.random.default_rng(1)
     old = -rng.exponential(2.0, (8, S))
     logp, ref = old + 0.4 * rng.normal(size=old.shape), old + 0.4 * rng.normal(size=old.shape)

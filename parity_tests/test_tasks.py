@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from typing import get_args
 
 import chess
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.config_sections import EngineConfig, TaskConfig
+from jax_grpo.config_sections import EngineConfig, Mixture, TaskConfig
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import random_positions
 from jax_grpo.tasks import TASKS
@@ -277,3 +278,9 @@ def test_a_missing_engine_is_named_with_how_to_install_one():
 def test_length_reward_counts_up_to_the_cap():
     task = TASKS["length"](TaskConfig(name="length", length_cap=10))
     assert _score(task, POSITION, "", "abcde", "x" * 99)["length"] == [0, 0.5, 1]
+
+
+def test_a_task_is_known_to_the_config_and_to_the_registry_alike():
+    """What a new task takes beside its file: a line of `TASKS`, of `task.name`'s list, and of `Mixture`."""
+    assert {*TASKS, "mixed"} == set(get_args(TaskConfig.model_fields["name"].annotation))
+    assert set(Mixture.model_fields) == set(TASKS)

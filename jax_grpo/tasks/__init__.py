@@ -1,4 +1,5 @@
-"""Verifiable tasks by their config name. A new task is one new file and one line here."""
+"""Verifiable tasks by their config name. A new task is one new file, one line here, its name in `TaskConfig.name`
+and, to be mixed with others, one line in `config_sections.Mixture`."""
 
 from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Task
