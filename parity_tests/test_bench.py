@@ -291,11 +291,11 @@ def test_trl_as_it_comes_computes_another_loss_and_is_not_timed(tiny_update, mon
 
 def test_a_peers_loss_is_accumulated_over_parts_of_at_most_its_rows(tiny_update, monkeypatch):
     pytest.importorskip("trl")
-    monkeypatch.setattr("jax_grpo.bench.update_problem.PEER_ROWS", 3)  # 8 completions: 3 parts, of unequal size
+    monkeypatch.setattr("jax_grpo.bench.update_problem.PEER_ROWS", 3)  # of 8 completions: 4 parts
     problem, ours = tiny_update
     for variant in ("TRL", "torch_ref"):
         record = harness.measure(update.BENCH.variants[variant](problem), 3, expected=ours)
-        assert record["micro_batches"] == 3
+        assert record["micro_batches"] == 4
 
 
 def test_a_config_whose_loss_trl_is_not_given_is_refused(monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ One process, medians of several steps; a choice that this machine or build does 
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from jax_grpo.bench.machine import line_of, machine
 from torch_ref.model import GPT2, GPT2Config
 from torch_ref.optimiser import ADAMW
 
@@ -142,11 +142,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args(argv)
+    if arguments.steps < 3:
+        raise SystemExit(f"--steps {arguments.steps}: expected at least 3, of which the median is taken")
     chosen = [name for name in CASES if name.startswith(arguments.only)]
     if not chosen:
         raise SystemExit(f"--only {arguments.only!r}: expected the beginning of one of {', '.join(CASES)}")
-    where = torch.cuda.get_device_name() if GPU else platform.processor() or platform.machine()
-    record: dict[str, Any] = {"torch": torch.__version__, "device": where, "variants": {}}
+    here = machine()
+    where = torch.cuda.get_device_name() if GPU else here["processor"]
+    record: dict[str, Any] = {"torch": torch.__version__, "device": where, "machine": here, "variants": {}}
+    print(f"# {where}; {line_of(here)}" if GPU else f"# {line_of(here)}")
     for name in chosen:
         found = record["variants"][name] = measured(CASES[name], arguments.steps)
         print(f"{name:34}", found.get("error") or f"{found['median_ms']:10.2f} ms", flush=True)

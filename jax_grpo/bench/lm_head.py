@@ -7,7 +7,6 @@ of one program, from arguments to gradients; time is the median of the steps, ea
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo import targets
+from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.process_failure import failure
 
 PARAM_DTYPES = ("bfloat16", "float32")
@@ -174,7 +174,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"ValueError: {error}") from error
     local = arguments.target == "local"
     print(f"# {sys.executable} -m jax_grpo.bench.lm_head {' '.join(sys.argv[1:] if argv is None else argv)}")
-    print(f"# {platform.platform()}, {os.cpu_count()} CPUs")
+    print(f"# {line_of(machine())}")
     columns = (
         [f"masked {m:.0%} ms" for m in MASKED] + ["peak MB"]
         if local
@@ -193,6 +193,7 @@ def main(argv: list[str] | None = None) -> None:
             "target": arguments.target,
             "param_dtype": arguments.param_dtype,
             "jax": jax.__version__,
+            "machine": machine(),
         }
         Path(arguments.json).write_text(json.dumps(about | {"variants": records}, indent=1) + "\n")
 

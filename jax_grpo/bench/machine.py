@@ -60,7 +60,7 @@ def speeds() -> dict[str, Any]:
 
 def line_of(about: dict[str, Any]) -> str:
     """A machine in one line, its speeds with it where they were measured."""
-    parts = [about["processor"], f"{about['cores']} cores"]
+    parts = [about.get("processor") or about["platform"], f"{about['cores']} cores"]  # older records have no processor
     if about.get("on", "cpu") != "cpu":
         parts.insert(0, about["device"])
     if "peak_flops" in about:

@@ -132,8 +132,9 @@ def config_of(problem: Problem, **update: Any) -> Config:
 
 
 def peer_parts(problem: Problem) -> int:
-    """Backward passes that a peer's step is accumulated over."""
-    return -(-problem.prompts * problem.group // PEER_ROWS)
+    """Backward passes that a peer's step is accumulated over: the fewest that a run may have."""
+    rows = problem.prompts * problem.group
+    return next(parts for parts in config_of(problem).possible_micro_batches() if rows <= parts * PEER_ROWS)
 
 
 def arrays(problem: Problem) -> dict[str, np.ndarray]:
