@@ -26,6 +26,7 @@ from jax_grpo.compilation import training_options
 from jax_grpo.config import ConfigError, load_yaml
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.optimiser import decays
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import KINDS, Row, rows
 from jax_grpo.tokenizer import Tokenizer
@@ -124,7 +125,10 @@ def make_step(graphdef: Any, optimiser: optax.GradientTransformation, vocab_size
 
 
 def make_optimiser(config: SFTConfig) -> optax.GradientTransformation:
-    """AdamW with global-norm clipping; each stage warms up and decays on its own (`optax.join_schedules`)."""
+    """AdamW with global-norm clipping; each stage warms up and decays on its own (`optax.join_schedules`).
+
+    Weights and embeddings alone decay, as in GRPO's updates.
+    """
     steps = [max(stage.rows // config.batch_size, 1) for stage in config.stages]
     warmups = [min(config.warmup_steps, n // 2) for n in steps]
     schedules = [
@@ -133,7 +137,8 @@ def make_optimiser(config: SFTConfig) -> optax.GradientTransformation:
     ]
     schedule = optax.join_schedules(schedules, np.cumsum(steps)[:-1].tolist())
     return optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=config.weight_decay)
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=config.weight_decay, mask=decays),
     )
 
 
