@@ -130,8 +130,13 @@ def take(batch: Batch, part: int) -> Batch:
     return jax.tree.map(lambda x: x[part], batch)
 
 
-def record(batch: Batch, rewards_B: np.ndarray, group_ids_B: np.ndarray) -> dict[str, np.ndarray]:
-    """Arrays of the replay interface, [B, T] aligned to token positions, from a grouped or flat batch."""
+def record(
+    batch: Batch, rewards_B: np.ndarray, group_ids_B: np.ndarray, vocabulary: int | None = None
+) -> dict[str, np.ndarray]:
+    """Arrays of the replay interface, [B, T] aligned to token positions, from a grouped or flat batch.
+
+    `vocabulary` is the number of tokens whose softmax the log-probabilities are of; None: all rows that the weights have.
+    """
     tokens = batch.tokens.flat() if isinstance(batch.tokens, GroupedTokens) else batch.tokens
     length = tokens.input_ids_BT.shape[1]
 
@@ -154,4 +159,6 @@ def record(batch: Batch, rewards_B: np.ndarray, group_ids_B: np.ndarray) -> dict
         "sampling_logp": batch.sampling_logp_BS,
         "entropy": batch.entropy_BS,
     }
+    if vocabulary is not None:
+        arrays["vocabulary"] = np.asarray(vocabulary)
     return arrays | {name: aligned(x) for name, x in optional.items() if x is not None}

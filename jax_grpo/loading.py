@@ -74,7 +74,9 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
         )
 
     def build() -> GPT2:
-        return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, **dtypes)
+        return GPT2(
+            architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, vocabulary=tokenizer.vocab_size, **dtypes
+        )
 
     if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
         params = jax.jit(lambda: nnx.state(build(), nnx.Param))()

@@ -95,6 +95,9 @@ class GPT2(nnx.Module):
         compute_dtype: dtype of activations and matmuls; norms' statistics and softmax use at least float32.
         remat: recompute each block in the backward pass instead of keeping its activations; `dots` keeps the results of
             its matmuls with weights.
+        vocabulary: tokens there are, the first columns of the softmax; None: all of `config.vocab_size`. Weights may have more
+            rows than their tokenizer has tokens (padded to a round number): none of those is ever sampled, so that the policy,
+            and all that is measured of it, is the softmax without them.
     """
 
     def __init__(
@@ -105,8 +108,10 @@ class GPT2(nnx.Module):
         param_dtype=jnp.float32,
         compute_dtype=jnp.float32,
         remat: Remat = False,
+        vocabulary: int | None = None,
     ):
         self.config = config
+        self.vocabulary = config.vocab_size if vocabulary is None else vocabulary
         self.remat: Remat = remat
         self.compute_dtype = jnp.dtype(compute_dtype)
 

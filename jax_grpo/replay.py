@@ -5,17 +5,20 @@
 Batch arrays, all [B, T] and aligned to token positions (`x[:, t]` belongs to `input_ids[:, t]` given what stands before it,
 position 0 unused): input_ids, attention_mask, completion_mask, and optionally old_logp, ref_logp, entropy (of the old policy;
 each else computed with the given weights), sampling_logp; per row `rewards` or `advantages` [B], `group_ids` [B], optionally
-`stopped` [B]. Output: every metric, logp, advantages, grad/<HF name> before clipping, param/<HF name> after the step.
+`stopped` [B]; and `vocabulary`, how many columns the softmax has (else as many as the weights have rows). Output: every metric,
+logp, advantages, grad/<HF name> before clipping, param/<HF name> after the step.
 """
 
 import argparse
 import dataclasses
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import Batch, CannotCut, FlatTokens
@@ -120,6 +123,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--weights", required=True, help="Hugging Face folder")
     parser.add_argument("--batch", required=True, help="recorded .npz")
     parser.add_argument("--out", required=True, help=".npz to write")
+    policy = policy._replace(graphdef=_restricted(policy, arrays))
     parser.add_argument(
         "--dtype", choices=["float64", "float32", "bfloat16"], help="compute dtype; float64 also stores in it"
     )
@@ -129,6 +133,13 @@ def main(argv: list[str] | None = None) -> None:
             jax.config.update("jax_enable_x64", True)
             overrides += ["--model.param_dtype", "float64"]
         if args.dtype:
+def _restricted(policy: Policy, arrays: dict[str, np.ndarray]) -> Any:
+    """The model's graph definition with the softmax that the batch's log-probabilities are of, whatever tokenizer there is."""
+    model = nnx.merge(policy.graphdef, policy.params)
+    model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))
+    return nnx.split(model, nnx.Param)[0]
+
+
             overrides += ["--model.compute_dtype", args.dtype]
         config = load_config(args.config, [*overrides, "--model.weights", args.weights])
         arrays = read_batch(args.batch)

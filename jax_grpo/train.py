@@ -195,7 +195,7 @@ def evaluate(
 def save_batch(folder: Path, iteration: int, batch: Batch, scored: Scored, trainer: Trainer) -> None:
     """Writes the batch of an iteration for `jax_grpo.replay`."""
     folder.mkdir(exist_ok=True)
-    arrays = record(batch, scored.rewards_B, trainer.group_ids())
+    arrays = record(batch, scored.rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size)
     np.savez(folder / f"{iteration:06d}.npz", allow_pickle=False, **arrays)
 
 

@@ -70,7 +70,7 @@ def _head(graphdef, params, batch: Batch, config: Config, heads: dict[str, Calla
         hidden_BSH,
         model.wte.embedding[...],
         targets_BS,
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.vocabulary,
         temperature=config.rollout.temperature,
         tiling=Tiling(
             settings.chunk_tokens, settings.chunk_vocab, "bfloat16" if settings.logits_dtype == "bfloat16" else None

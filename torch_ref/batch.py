@@ -116,8 +116,8 @@ def from_arrays(
     )
 
 
-def write_batch(path: str | Path, batch: Batch, rewards_B: np.ndarray, group_ids_B: Tensor) -> None:
-    """Writes what `read_batch` reads."""
+def write_batch(path: str | Path, batch: Batch, rewards_B: np.ndarray, group_ids_B: Tensor, vocabulary: int) -> None:
+    """Writes what `read_batch` reads, and of how many tokens the log-probabilities' softmax is."""
     arrays = {
         "input_ids": batch.input_ids_BT,
         "attention_mask": batch.attention_mask_BT,
@@ -133,7 +133,7 @@ def write_batch(path: str | Path, batch: Batch, rewards_B: np.ndarray, group_ids
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     present = {name: tensor.cpu().numpy() for name, tensor in arrays.items() if tensor is not None}
-    np.savez(path, allow_pickle=False, rewards=rewards_B, **present)
+    np.savez(path, allow_pickle=False, rewards=rewards_B, vocabulary=vocabulary, **present)
 
 
 VECTORS = {"advantages", "rewards", "group_ids", "stopped"}

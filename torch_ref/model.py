@@ -99,11 +99,15 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The language model. `remat` recomputes each block in the backward pass."""
+    """The language model. `remat` recomputes each block in the backward pass.
+
+    `vocabulary`, the number of tokens there are, is all of `config.vocab_size` unless somebody sets it lower: the embedding may
+    have been padded, and a column that no token stands for takes no part in any softmax.
+    """
 
     def __init__(self, config: GPT2Config, *, remat: bool = False):
         super().__init__()
-        self.config, self.remat = config, remat
+        self.config, self.remat, self.vocabulary = config, remat, config.vocab_size
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(config.vocab_size, config.hidden_size),
@@ -144,12 +148,12 @@ class GPT2(nn.Module):
         return self.transformer["ln_f"](x_BTH)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H]; at least float32.
+        """Logits [..., V] of hidden states [..., H], V = `vocabulary`; at least float32.
 
         Under bfloat16 autocast the operands are rounded to bfloat16 but the product is kept in float32: GPT-2's logits
         reach -100, where bfloat16 numbers lie 0.5 apart.
         """
-        weight_VH = self.transformer["wte"].weight
+        weight_VH = self.transformer["wte"].weight[: self.vocabulary]  # pyright: ignore[reportIndexIssue]
         device = hidden.device.type
         if torch.is_autocast_enabled(device):
             compute = torch.get_autocast_dtype(device)

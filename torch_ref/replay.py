@@ -67,6 +67,8 @@ def main(argv: list[str] | None = None) -> None:
         with choices.computing(chosen):
             model = choices.prepare(load_hf(arguments.weights, dtype=storage, remat=config.model.remat), chosen)
             batch = read_batch(arguments.batch, config, dtype=storage, device=chosen.device)
+            with np.load(arguments.batch) as recorded:
+                model.vocabulary = int(recorded.get("vocabulary", model.vocabulary))
             arrays = replay(config, model, with_logp(batch, model, config), chosen.adamw)
         np.savez(arguments.out, allow_pickle=False, **arrays)
     except (ConfigError, OSError, ValueError) as error:

@@ -153,7 +153,13 @@ class Trainer:
 
 
 def load_model(config: Config, tokenizer: Tokenizer) -> GPT2:
-    """The config's weights, or GPT-2's initialisation from its seed."""
+    """The config's weights, or GPT-2's initialisation from its seed; its softmax is over the tokenizer's tokens."""
+    model = _weights(config, tokenizer)
+    model.vocabulary = tokenizer.vocab_size
+    return model
+
+
+def _weights(config: Config, tokenizer: Tokenizer) -> GPT2:
     sizes, dtype = config.model, MASTERS[config.model.param_dtype]
     if sizes.weights is not None:
         return load_hf(weights_directory(sizes.weights), dtype=dtype, remat=sizes.remat)
@@ -203,7 +209,8 @@ def train(config: Config, chosen: Options) -> Path:
             if config.logging.samples_every and iteration % config.logging.samples_every == 0:
                 console.samples(samples)
             if iteration < config.record_batches:
-                write_batch(run_dir / "batches" / f"{iteration:06d}.npz", batch, rewards_B, trainer.group_ids())
+                file = run_dir / "batches" / f"{iteration:06d}.npz"
+                write_batch(file, batch, rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size)
     save_hf(run_dir / "weights", trainer.state.model)
     trainer.tokenizer.save(run_dir / "weights")
     curves_file = run_dir / "curves.png"
