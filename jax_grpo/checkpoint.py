@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -258,14 +258,22 @@ def load(path: Path, prefix: str = "") -> Origin:
     return Origin(path, content, read_arrays(path, content, prefix))
 
 
-def restore(origin: Origin, like: Any) -> Any:
+def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> Any:
     """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Takes the arrays out of `origin`.
+
+    Args:
+        origin: the checkpoint.
+        like: what is wanted.
+        zero_if_absent: names that checkpoints of earlier versions lack, and that are 0 then.
 
     Raises:
         CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.
     """
     wanted = named(like)
-    _require_same(origin.path, origin.content["arrays"], {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()})
+    described = {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()}
+    absent = [name for name in zero_if_absent if name not in origin.content["arrays"]]
+    _require_same(origin.path, origin.content["arrays"], {k: x for k, x in described.items() if k not in absent})
+    origin.arrays.update({name: np.zeros(wanted[name].shape, wanted[name].dtype) for name in absent})
     leaves = [jax.device_put(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

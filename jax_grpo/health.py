@@ -123,6 +123,17 @@ def cut_at_the_cap(run: Run) -> Sickness | None:
         )
 
 
+def empty_steps(run: Run) -> Sickness | None:
+    """An optimiser step had no token to train on, because all of its completions were cut."""
+    skipped = number(run.history[-1], "empty_steps")
+    if skipped > 0:
+        return Sickness(
+            f"{skipped:.0f} optimiser steps so far had no token to train on and were skipped: objective.mask_truncated left out "
+            f"every completion, cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens}; raise it, or lower "
+            f"update.minibatches (now {run.config.update.minibatches})",
+        )
+
+
 def identical_completions(run: Run) -> Sickness | None:
     """Every group repeats one completion."""
     group = run.config.rollout.group_size
@@ -219,7 +230,8 @@ CHECKS: dict[str, tuple[Callable[[Run], Sickness | None], tuple[str, ...]]] = {
     "wrong_ratio": (wrong_ratio, ("mostly_clipped", "sampling_mismatch")),
     "sampling_mismatch": (sampling_mismatch, ()),
     "no_learning_rate": (no_learning_rate, ()),
-    "cut_at_the_cap": (cut_at_the_cap, ("identical_completions", "no_signal", "constant_component")),
+    "cut_at_the_cap": (cut_at_the_cap, ("empty_steps", "identical_completions", "no_signal", "constant_component")),
+    "empty_steps": (empty_steps, ()),
     "mostly_clipped": (mostly_clipped, ("entropy_collapse", "falling_reward")),
     "runaway_kl": (runaway_kl, ("entropy_collapse", "falling_reward")),
     "entropy_collapse": (

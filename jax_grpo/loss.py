@@ -18,6 +18,11 @@ def effective_mask(batch: Batch, config: Config, dtype) -> jax.Array:
     return mask_BS * batch.stopped_B[:, None].astype(dtype) if config.objective.mask_truncated else mask_BS
 
 
+def is_empty(batch: Batch, config: Config) -> jax.Array:
+    """Whether the batch has no token to train on, bool scalar: its loss is 0 whatever the policy, and its means are of nothing."""
+    return ~jnp.any(effective_mask(batch, config, jnp.float32) != 0)
+
+
 def token_weights(batch: Batch, config: Config, dtype) -> tuple[jax.Array, jax.Array]:
     """(aggregation weight, policy weight) of each token of the whole optimiser batch, [B, S]; see `objective`.
 
@@ -116,7 +121,7 @@ def old_logprobs(batch: Batch, logp_BS: jax.Array) -> jax.Array:
 
 
 def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Config) -> dict[str, jax.Array]:
-    """What one optimiser step saw, before it moved: scalars by name. Means are over masked tokens.
+    """What one optimiser step saw, before it moved: scalars by name. Means are over masked tokens, NaN where there are none.
 
     `policy_loss` is the loss without the KL and entropy terms. Clip fractions count tokens where the clip is active: the
     ratio is beyond the bound on the side the advantage pushes to.
@@ -129,21 +134,26 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
     log_rho_BS = objective.log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.objective.importance_level)
     rho_BS = jnp.exp(log_rho_BS)
     low_BS, high_BS = objective.clipped(rho_BS, batch.advantages_B[:, None], config.objective)
+    empty = is_empty(batch, config)
+
+    def mean(x_BS: jax.Array) -> jax.Array:  # a KL or an entropy of 0 would be acted on
+        return jnp.where(empty, jnp.nan, objective.masked_mean(x_BS, mask_BS))
+
     out = {
         "policy_loss": jnp.sum(weights_BS * policy_loss_BS),
-        "entropy": objective.masked_mean(entropy_BS, mask_BS),
-        "ratio/mean": objective.masked_mean(rho_BS, mask_BS),
+        "entropy": mean(entropy_BS),
+        "ratio/mean": mean(rho_BS),
         # Stale old log-probabilities leave the mean at 1 (the policy that sampled averages it to 1), but not this.
-        "ratio/deviation": objective.masked_mean(jnp.abs(rho_BS - 1), mask_BS),
-        "clip_fraction/low": objective.masked_mean(low_BS, mask_BS),
-        "clip_fraction/high": objective.masked_mean(high_BS, mask_BS),
+        "ratio/deviation": mean(jnp.abs(rho_BS - 1)),
+        "clip_fraction/low": mean(low_BS),
+        "clip_fraction/high": mean(high_BS),
     }
     if batch.ref_logp_BS is not None:
         kl_BS = objective.kl_per_token(logp_BS, batch.ref_logp_BS, mask_BS, config.kl.estimator)
-        out["kl/mean"] = objective.masked_mean(kl_BS, mask_BS)
+        out["kl/mean"] = mean(kl_BS)
         out["kl/p95"] = objective.masked_quantile(kl_BS, mask_BS, 0.95)
     if batch.sampling_logp_BS is not None:
         mismatch_BS = jnp.abs(objective.masked(old_logp_BS - batch.sampling_logp_BS, mask_BS))
-        out["logp_mismatch/mean"] = objective.masked_mean(mismatch_BS, mask_BS)
-        out["logp_mismatch/max"] = jnp.max(mismatch_BS)
+        out["logp_mismatch/mean"] = mean(mismatch_BS)
+        out["logp_mismatch/max"] = jnp.where(empty, jnp.nan, jnp.max(mismatch_BS))
     return out

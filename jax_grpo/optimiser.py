@@ -75,17 +75,17 @@ def moved(
     grads: Any,
     opt_state: Any,
     learning_rate: jax.typing.ArrayLike,
-    finite: jax.Array,
+    taken: jax.Array,
 ) -> tuple[Any, Any]:
-    """Parameters and AdamW's state (`kept`) after a step along `grads`; as they were where the step is not `finite`."""
+    """Parameters and AdamW's state (`kept`) after a step along `grads`; as they were where the step is not `taken`."""
     if config.offload_optimizer:
         opt_state = _brought(opt_state, jax.memory.Space.Device)
     direction, new_state = adamw(config).update(grads, opt_state, params)
-    new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_state, opt_state)
+    new_state = jax.tree.map(lambda new, old: jnp.where(taken, new, old), new_state, opt_state)
 
     def along(direction: Any) -> Any:
         return jax.tree.map(
-            lambda p, u: jnp.where(finite, p + (learning_rate * u).astype(p.dtype), p), params, direction
+            lambda p, u: jnp.where(taken, p + (learning_rate * u).astype(p.dtype), p), params, direction
         )
 
     if STORED[config.first_moment_dtype] is not None:  # the direction is that of the first moment before it is rounded

@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import math
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +30,7 @@ from jax_grpo.samples import distinct_share
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.checked import checked_score
-from jax_grpo.update import TrainState, init_state
+from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
 
 
 class NonFiniteUpdates(RuntimeError):
@@ -98,7 +100,7 @@ class Trainer:
         """
         require_same_data(origin, self.identity)
         like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
-        self.state = restore(origin, like)
+        self.state = restore(origin, like, LATER_COUNTERS)
 
     def manifest(self, iterations_done: int, metrics_bytes: int) -> dict[str, Any]:
         """What a checkpoint says beside its arrays; with those it is all that the iterations to come depend on."""
@@ -237,13 +239,11 @@ class Trainer:
         group = self.config.rollout.group_size
         out: dict[str, float] = {"iteration": iteration, "optimizer_step": int(self.state.optimizer_step)}
         steps = jax.device_get(steps)  # all at once: each by itself would wait for the device again
-        # The ratio, clipping and KL of the last step tell how far the iteration went; losses are means over its steps.
-        for name in steps[0]:
-            values = [float(step[name]) for step in steps]
-            out[name] = float(np.mean(values)) if name in ("loss", "policy_loss", "grad_norm") else values[-1]
+        out |= over_steps(steps)
         out.setdefault("kl/mean", 0.0)
         out.setdefault("kl/p95", 0.0)
-        out["kl/beyond_guardrail"] = float(beyond_guardrail(out["kl/mean"], self.config.kl))
+        kl = out["kl/mean"]
+        out["kl/beyond_guardrail"] = kl if math.isnan(kl) else float(beyond_guardrail(kl, self.config.kl))
         out["reward/mean"], out["reward/std"] = float(scored.rewards_B.mean()), float(scored.rewards_B.std())
         for name, values in applicable(scored.components, scored.prompts).items():
             out[f"reward/{name}/mean"], out[f"reward/{name}/std"] = float(values.mean()), float(values.std())
@@ -253,7 +253,8 @@ class Trainer:
         out["completion_length/mean"] = float(lengths_B.mean())
         out["truncated_fraction"] = float(1 - stopped_B.mean())
         out["completions/distinct"] = distinct_share(scored.completions, group)
-        out["ratio/first_deviation"] = float(steps[0]["ratio/deviation"])
+        # An empty step moves nothing: the first that has tokens is the first on fresh completions.
+        out["ratio/first_deviation"] = next((float(s["ratio/deviation"]) for s in steps if not s["empty"]), math.nan)
         out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
         passes = {
             "rollout": 1,
@@ -268,3 +269,24 @@ class Trainer:
         out |= flops.rates(self.policy.architecture, work, passes, spans, peak)
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out
+
+
+MEANS = ("loss", "policy_loss", "grad_norm")
+OF_THE_STATE = ("beta", "learning_rate", "nonfinite", "empty_steps")
+
+
+def over_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """An iteration's metrics from those of its optimiser steps.
+
+    Losses and the gradient norm are means; the ratio, clipping and KL of the last step tell how far the iteration went. A step
+    without a token to train on has seen nothing and is left out of both; where all are such, the metric is NaN, not 0.
+    """
+    seen = [step for step in steps if not step["empty"]]
+
+    def value(name: str) -> float:
+        if name in OF_THE_STATE:
+            return float(steps[-1][name])
+        values = [float(step[name]) for step in seen] or [math.nan]
+        return float(np.mean(values)) if name in MEANS else values[-1]
+
+    return {name: value(name) for name in steps[0] if name != "empty"}

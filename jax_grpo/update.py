@@ -34,8 +34,9 @@ class TrainState:
         opt_state: AdamW moments.
         beta: KL coefficient, float32 scalar.
         optimizer_step: completed steps, int32; the schedule's argument. A skipped step does not count.
-        nonfinite_in_a_row: steps skipped since the last good one.
-        nonfinite_total: steps skipped in all.
+        nonfinite_in_a_row: steps skipped since the last good one because something was not finite.
+        nonfinite_total: those in all.
+        empty_total: steps skipped because no token was left to train on.
     """
 
     params: Any
@@ -44,6 +45,11 @@ class TrainState:
     optimizer_step: jax.Array
     nonfinite_in_a_row: jax.Array
     nonfinite_total: jax.Array
+    empty_total: jax.Array
+
+
+# Fields that checkpoints of earlier versions do not have, which begin at 0 for a run that continues from one.
+LATER_COUNTERS = ("empty_total",)
 
 
 def init_state(params: Any, config: Config) -> TrainState:
@@ -57,6 +63,7 @@ def init_state(params: Any, config: Config) -> TrainState:
         optimizer_step=zero,
         nonfinite_in_a_row=jnp.int32(0),
         nonfinite_total=jnp.int32(0),
+        empty_total=jnp.int32(0),
     )
 
 
@@ -142,7 +149,9 @@ def make_step(graphdef, config: Config, total_steps: int):
     """`step(state, batch) -> (state, metrics, logp_BS, grads)`: one optimiser step, not jitted.
 
     Gradients are those before clipping. A non-finite loss or gradient norm leaves parameters, moments, beta and the step
-    count as they were; the two counters and the metric `nonfinite` say so.
+    count as they were; the two counters and the metric `nonfinite` say so. So does a step without a token to train on (all
+    completions cut at the cap, with `objective.mask_truncated`), which `empty_steps` counts: its gradient is 0, but AdamW
+    would still move along its moments and decay weights, and a KL of no tokens would lower an adaptive beta.
     """
     gradient = make_gradient(graphdef, config)
     rate = schedule(config.update, total_steps)
@@ -151,10 +160,12 @@ def make_step(graphdef, config: Config, total_steps: int):
         loss, grads, logp_BS, entropy_BS = gradient(state.params, batch, state.beta)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        empty = loss_terms.is_empty(batch, config)
+        taken = finite & ~empty
         scale = jnp.where(norm > config.update.max_grad_norm, config.update.max_grad_norm / norm, 1.0)
         learning_rate = rate(state.optimizer_step)
         scaled = jax.tree.map(lambda g: g * scale, grads)
-        params, opt_state = moved(config.update, state.params, scaled, state.opt_state, learning_rate, finite)
+        params, opt_state = moved(config.update, state.params, scaled, state.opt_state, learning_rate, taken)
         metrics = loss_terms.metrics(batch, logp_BS, entropy_BS, config)
         beta = state.beta
         if config.kl.adaptive:
@@ -163,10 +174,14 @@ def make_step(graphdef, config: Config, total_steps: int):
         new_state = TrainState(
             params=params,
             opt_state=opt_state,
-            beta=jnp.where(finite, beta, state.beta),
-            optimizer_step=state.optimizer_step + finite,
-            nonfinite_in_a_row=jnp.where(finite, 0, state.nonfinite_in_a_row + 1),
-            nonfinite_total=state.nonfinite_total + ~finite,
+            beta=jnp.where(taken, beta, state.beta),
+            optimizer_step=state.optimizer_step + taken,
+            # An empty step is neither good nor bad: it leaves the row of bad ones as it is.
+            nonfinite_in_a_row=jnp.where(
+                empty, state.nonfinite_in_a_row, jnp.where(finite, 0, state.nonfinite_in_a_row + 1)
+            ),
+            nonfinite_total=state.nonfinite_total + (~finite & ~empty),
+            empty_total=state.empty_total + empty,
         )
         metrics |= {
             "loss": loss,
@@ -174,6 +189,8 @@ def make_step(graphdef, config: Config, total_steps: int):
             "grad_norm": norm,
             "learning_rate": learning_rate,
             "nonfinite": new_state.nonfinite_total,
+            "empty": empty,
+            "empty_steps": new_state.empty_total,
         }
         return new_state, metrics, logp_BS, grads
 

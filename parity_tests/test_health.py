@@ -58,6 +58,12 @@ SICK = {
         None,
         r"set update.total_steps \(now 2\)",
     ),
+    "empty_steps": (
+        TOY,
+        [*TINY, *ONE_MOVE, "--task.prompt_style", "full", "--objective.mask_truncated", "true", "--update.minibatches", "2"],
+        None,
+        r"2 optimiser steps so far had no token to train on.*update.minibatches \(now 2\)",
+    ),
     "wrong_ratio": (
         TOY,
         [*TINY, "--update.epochs", "2", "--kl.beta", "0.01", "--update.learning_rate", "0.1"],

@@ -7,6 +7,7 @@ comparison: it writes metrics, curves and weights, and has neither checkpoints n
 import argparse
 import copy
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class Trainer:
         seconds["time/update"] = time.perf_counter() - began - sum(seconds.values())
 
         lengths_B = rollout.completion_mask_BT.sum(1).float()
-        metrics = _over_steps(steps) | {
+        metrics = over_steps(steps) | {
             "iteration": iteration,
             "optimizer_step": self.state.step,
             "reward/mean": float(rewards_B.mean()),
@@ -173,14 +174,23 @@ def _weights(config: Config, tokenizer: Tokenizer) -> GPT2:
     return GPT2(architecture, remat=sizes.remat).to(dtype).initialise(torch.Generator().manual_seed(config.seed))
 
 
-def _over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Losses and the gradient norm are means over the iteration's steps, everything else is the last step's."""
-    means = ("loss", "policy_loss", "grad_norm")
-    combined = {
-        name: float(np.mean([step[name] for step in steps])) if name in means else value
-        for name, value in steps[-1].items()
-    }
-    return {"kl/mean": 0.0, "kl/p95": 0.0} | combined
+def over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Losses and the gradient norm are means over the iteration's steps, everything else is the last step's.
+
+    Steps that had no token to train on measured nothing and are passed over; with none but those, what is measured is NaN.
+    """
+    measured, last = [step for step in steps if not step["empty"]], steps[-1]
+    combined: dict[str, float] = {"kl/mean": 0.0, "kl/p95": 0.0}
+    for name in last.keys() - {"empty"}:
+        if name in ("beta", "learning_rate", "nonfinite", "empty_steps"):
+            combined[name] = last[name]
+        elif not measured:
+            combined[name] = math.nan
+        elif name in ("loss", "policy_loss", "grad_norm"):
+            combined[name] = float(np.mean([step[name] for step in measured]))
+        else:
+            combined[name] = measured[-1][name]
+    return combined
 
 
 def train(config: Config, chosen: Options) -> Path:

@@ -36,6 +36,8 @@ class TrainState:
     """Optimiser steps taken; skipped ones are not counted."""
     nonfinite_in_a_row: int = 0
     nonfinite_total: int = 0
+    empty_total: int = 0
+    """Steps that had no token to train on."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def start(model: GPT2, config: Config, adamw: str = "definition") -> TrainState:
 
 
 def optimiser_step(state: TrainState, batch: Batch, config: Config) -> dict[str, float]:
-    """Changes the state by one optimiser step on the whole batch; returns the step's metrics."""
+    """Changes the state by one optimiser step on the whole batch; returns the step's metrics.
+
+    Those that are means or maxima over tokens are NaN where the batch has no token to train on (see `apply`).
+    """
     return apply(state, accumulate(state.model, batch, config, state.beta), config)
 
 
@@ -111,6 +116,7 @@ def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradie
         "loss": float(sum(losses)),
         "policy_loss": float(sum(policies)),
         "beta": beta,
+        "empty": not bool(mask_BT.any()),
         "entropy": _mean(entropy_BT, mask_BT),
         **_term_metrics([terms for _, _, terms in parts], mask_BT),
         **_mismatch_metrics(batch, logp_BT, mask_BT),
@@ -121,31 +127,44 @@ def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradie
 def apply(state: TrainState, gradients: Gradients, config: Config) -> dict[str, float]:
     """Clips, steps AdamW at the schedule's rate and moves beta; a loss or gradient that is not finite changes nothing.
 
+    Nor does a batch without a token to train on, which says nothing about the policy: a mean over no tokens is no
+    observation, and AdamW would go on along its moments. It is counted by itself, and ends no row of non-finite steps.
+
     Raises:
         NonFiniteUpdates: at the `update.max_consecutive_nonfinite`-th such step in a row.
     """
     update = config.update
     rate = learning_rate(state.step, update, config.optimizer_steps())
     norm = global_norm(_gradients(state.model))
+    empty = bool(gradients.metrics["empty"])
     finite = math.isfinite(gradients.metrics["loss"]) and math.isfinite(norm)
-    if finite:
+    if finite and not empty:
         clip_by_global_norm(_gradients(state.model), norm, update.max_grad_norm)
         for group in state.optimiser.param_groups:
             group["lr"] = rate
         state.optimiser.step()
         state.step += 1
-    state.nonfinite_in_a_row = 0 if finite else state.nonfinite_in_a_row + 1
-    state.nonfinite_total += not finite
+    if empty:
+        state.empty_total += 1
+    else:
+        state.nonfinite_in_a_row = 0 if finite else state.nonfinite_in_a_row + 1
+        state.nonfinite_total += not finite
     if state.nonfinite_in_a_row >= update.max_consecutive_nonfinite:
         raise NonFiniteUpdates(
             f"{state.nonfinite_in_a_row} optimiser steps in a row had a loss or gradient that is not finite "
             f"(loss {gradients.metrics['loss']}, gradient norm {float(norm)}, after {state.step} good steps); parameters "
             "are those of the last good step: lower update.learning_rate, or look at the batch"
         )
-    metrics = gradients.metrics | {"grad_norm": float(norm), "learning_rate": rate, "nonfinite": state.nonfinite_total}
+    metrics = gradients.metrics | {
+        "grad_norm": float(norm),
+        "learning_rate": rate,
+        "nonfinite": state.nonfinite_total,
+        "empty_steps": state.empty_total,
+    }
     if "kl/mean" in metrics:
         metrics["kl/beyond_guardrail"] = float(beyond_guardrail(metrics["kl/mean"], config.kl))
-        state.beta = next_beta(state.beta, metrics["kl/mean"], config.kl) if finite else state.beta
+        if finite and not empty:
+            state.beta = next_beta(state.beta, metrics["kl/mean"], config.kl)
     return metrics
 
 
@@ -189,7 +208,7 @@ def _gradients(model: GPT2) -> list[Tensor]:
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> float:
-    return float((values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1))
+    return float((values_BT * mask_BT).sum() / mask_BT.sum())  # 0 / 0 is NaN: no tokens, no mean
 
 
 def _term_metrics(parts: list[TokenTerms], mask_BT: Tensor) -> dict[str, float]:
@@ -202,17 +221,19 @@ def _term_metrics(parts: list[TokenTerms], mask_BT: Tensor) -> dict[str, float]:
         "clip_fraction/high": _mean(torch.cat([terms.clipped_high_BT for terms in parts]), mask_BT),
     }
     observed = [terms.observed_kl_BT for terms in parts if terms.observed_kl_BT is not None]
-    if observed and bool(mask_BT.any()):
-        kl_BT = torch.cat(observed)
-        metrics |= {"kl/mean": _mean(kl_BT, mask_BT), "kl/p95": float(kl_BT[mask_BT.bool()].quantile(0.95))}
+    if observed:
+        kl_K = torch.cat(observed)[mask_BT.bool()]
+        p95 = float(kl_K.quantile(0.95)) if kl_K.numel() else math.nan
+        metrics |= {"kl/mean": _mean(torch.cat(observed), mask_BT), "kl/p95": p95}
     return metrics
 
 
 def _mismatch_metrics(batch: Batch, logp_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
     """|old_logp - sampling_logp| in nats: how far the generator's arithmetic is from the trainer's."""
     there = mask_BT.bool()
-    if batch.sampling_logp_BT is None or not bool(there.any()):
+    if batch.sampling_logp_BT is None:
         return {}
     old_logp_BT = logp_BT if batch.old_logp_BT is None else batch.old_logp_BT
     gap_K = (old_logp_BT - batch.sampling_logp_BT)[there].abs()
-    return {"logp_mismatch/mean": float(gap_K.mean()), "logp_mismatch/max": float(gap_K.max())}
+    largest = float(gap_K.max()) if gap_K.numel() else math.nan
+    return {"logp_mismatch/mean": float(gap_K.mean()), "logp_mismatch/max": largest}
