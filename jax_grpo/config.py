@@ -69,6 +69,11 @@ class Config(Section):
             raise ValueError(
                 "objective.importance_level must be token when objective.name is reinforce: it has no importance ratio"
             )
+        if self.kl.guardrail == "end_epoch" and self.update.epochs * self.update.minibatches == 1:
+            raise ValueError(
+                "kl.guardrail end_epoch needs more than one optimiser step an iteration: there is none to leave out with "
+                "update.epochs 1 and update.minibatches 1"
+            )
         if prompts % self.update.minibatches:
             raise ValueError(
                 f"update.minibatches {self.update.minibatches} must divide prompts.per_iteration {prompts}: groups stay whole"

@@ -273,7 +273,8 @@ class KLConfig(Section):
     beta_max: Positive = 1.0
     """Upper bound of an adaptive beta."""
     guardrail: Literal["log", "end_epoch"] = "log"
-    """What to do beyond twice the target."""
+    """When an optimiser step sees a KL beyond twice the target: `log` counts it; `end_epoch` leaves out the iteration's steps
+    behind it, in this epoch and in later ones (the step itself is taken: it measures before it moves)."""
 
     @pydantic.model_validator(mode="after")
     def _ordered(self) -> "KLConfig":
@@ -307,9 +308,18 @@ class UpdateConfig(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     """After the warm-up (TRL: lr_scheduler_type)."""
     warmup_steps: CountOrZero = 0
+        if self.beta == 0:
+            asked = {"estimator": "k3", "importance_corrected": False, "guardrail": "log"}
+            for key, idle in asked.items():
+                if (value := getattr(self, key)) != idle:
+                    shown = str(value).lower() if isinstance(value, bool) else value
+                    raise ValueError(
+                        f"kl.{key} {shown} needs kl.beta > 0: with 0 there is no reference to measure KL to"
+                    )
     """Optimiser steps of linear warm-up; the first one already learns."""
     total_steps: Count | None = None
-    """Optimiser steps of the schedule; null: iterations * epochs * minibatches."""
+    """Optimiser steps of the schedule; null: iterations * epochs * minibatches. Skipped ones and those that kl.guardrail leaves
+    out do not count: with them the schedule does not reach its end."""
     final_learning_rate_fraction: Fraction = 0.0
     """`cosine`: where it ends, as a share of learning_rate."""
     weight_decay: NotNegative = 0.0

@@ -202,15 +202,13 @@ class Trainer:
         return np.repeat(np.arange(self.config.prompts.per_iteration, dtype=np.int32), self.config.rollout.group_size)
 
     def _optimise(self, batch: Batch, iteration: int) -> list[dict[str, jax.Array]]:
-        """mu epochs of minibatch steps; metrics of each step, still on the device."""
+        """mu epochs of minibatch steps, up to the first beyond a guardrail that ends them; metrics of each, on the device."""
         config, steps = self.config, []
-        for epoch in range(config.update.epochs):
-            pieces = cut(self._shuffled(batch, iteration, epoch), config.update.minibatches)
-            for number in range(config.update.minibatches):
-                self.state, metrics = self.update(self.state, take(pieces, number))
-                steps.append(metrics)
-            ends = config.kl.guardrail == "end_epoch" and self.reference is not None
-            if ends and bool(beyond_guardrail(steps[-1]["kl/mean"], config.kl)):
+        ends = config.kl.guardrail == "end_epoch"
+        for piece in self._minibatches(batch, iteration):
+            self.state, metrics = self.update(self.state, piece)
+            steps.append(metrics)
+            if ends and bool(beyond_guardrail(metrics["kl/mean"], config.kl)):
                 break
         if int(self.state.nonfinite_in_a_row) >= config.update.max_consecutive_nonfinite:
             raise NonFiniteUpdates(
@@ -226,6 +224,14 @@ class Trainer:
             return batch
         prompts, group = self.config.prompts.per_iteration, self.config.rollout.group_size
         order_P = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(prompts)
+    def _minibatches(self, batch: Batch, iteration: int) -> Iterator[Batch]:
+        """The optimiser batches of an iteration in order, each cut when its turn comes."""
+        update = self.config.update
+        for epoch in range(update.epochs):
+            pieces = cut(self._shuffled(batch, iteration, epoch), update.minibatches)
+            for number in range(update.minibatches):
+                yield take(pieces, number)
+
         order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
         tokens = jax.tree.map(lambda x: x[order_P], batch.tokens)
         rows = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.name != "tokens"}

@@ -70,7 +70,7 @@ class Trainer:
         seconds["time/reward"] = time.perf_counter() - began - sum(seconds.values())
         batch = self._batch(rollout, advantages_B)
         seconds["time/score"] = time.perf_counter() - began - sum(seconds.values())
-        steps = self._optimise(batch, iteration)
+        steps = self.optimise(batch, iteration)
         seconds["time/update"] = time.perf_counter() - began - sum(seconds.values())
 
         lengths_B = rollout.completion_mask_BT.sum(1).float()
@@ -136,8 +136,11 @@ class Trainer:
             return batch
         return dataclasses.replace(batch, ref_logp_BT=score_batch(self.reference, batch, self.config)[0])
 
-    def _optimise(self, batch: Batch, iteration: int) -> list[dict[str, float]]:
-        """mu epochs of minibatch steps; groups stay whole and come in the order that `jax_grpo` takes them in."""
+    def optimise(self, batch: Batch, iteration: int) -> list[dict[str, float]]:
+        """mu epochs of minibatch steps; groups stay whole and come in the order that `jax_grpo` takes them in.
+
+        With the guardrail `end_epoch` the first step that sees a KL beyond it is the iteration's last.
+        """
         config, steps = self.config, []
         prompts, group = config.prompts.per_iteration, config.rollout.group_size
         for epoch in range(config.update.epochs):
@@ -147,9 +150,8 @@ class Trainer:
             for part_P in np.split(order_P, config.update.minibatches):
                 rows_B = torch.from_numpy((part_P[:, None] * group + np.arange(group)).reshape(-1))
                 steps.append(optimiser_step(self.state, batch.rows(rows_B.to(self.texts.device)), config))
-            ends = config.kl.guardrail == "end_epoch" and self.reference is not None
-            if ends and beyond_guardrail(steps[-1]["kl/mean"], config.kl):
-                break
+                if config.kl.guardrail == "end_epoch" and beyond_guardrail(steps[-1]["kl/mean"], config.kl):
+                    return steps
         return steps
 
 

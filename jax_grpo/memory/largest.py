@@ -20,6 +20,7 @@ def with_sizes(config: Config, prompts: int, micro_batches: int) -> Config:
     values = config.model_dump()
     values["prompts"]["per_iteration"] = prompts
     values["update"] |= {"minibatches": 1, "micro_batches": micro_batches}
+    values["kl"] |= {"guardrail": "log"}  # which compiles to the same, and may stand beside one step an iteration
     return Config.model_validate(values)
 
 
