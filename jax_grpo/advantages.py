@@ -1,4 +1,4 @@
-"""Group-relative advantages: each completion's reward against the others of its own prompt, never over the batch.
+"""Group-relative advantages: each completion's reward against the others of its own prompt; over the batch only where asked.
 
 Pure functions of arrays; groups are given by ids in any order and of any sizes.
 """
@@ -80,9 +80,10 @@ def combined_advantages(
 ) -> tuple[jax.Array, jax.Array]:
     """Advantages [B] of several reward components, and which rows have a group without signal [B].
 
-    `sum_first` (default): the weighted sum of the components is the reward. `normalise_each` (GDPO, 2026): each component
-    is divided by its own deviation in the group, whatever `config.scale` says, and then the weighted sum is taken, so
-    that a component with a wide range does not drown the others.
+    `sum_first` (default): the weighted sum of the components is the reward. `normalise_each`: each component is divided by its
+    own deviation in the group, and then the weighted sum is taken, so that a component with a wide range does not drown the
+    others. `gdpo` (Liu et al. 2026): that sum A is then normalised over the batch, (A - mean A) / (std A + 1e-4), so that the
+    size of an advantage does not depend on how many components there are.
 
     Args:
         components_KB: float, unweighted.
@@ -109,13 +110,18 @@ def _sum_first(components_KB, weights_K, group_ids_B, config: AdvantageConfig) -
 
 
 def _normalise_each(components_KB, weights_K, group_ids_B, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
-    scaled = config.model_copy(update={"scale": "group"})
-    advantages_KB, _ = jax.vmap(lambda component_B: group_advantages(component_B, group_ids_B, scaled))(components_KB)
+    assert config.scale == "group", "the config refuses another"
+    advantages_KB, _ = jax.vmap(lambda component_B: group_advantages(component_B, group_ids_B, config))(components_KB)
     # Components that cancel leave no advantage, but their groups are not constant: nothing more is called flat here.
     return _weighted_sum(advantages_KB, weights_K), jnp.zeros(group_ids_B.shape, bool)
 
 
-COMBINATIONS = {"sum_first": _sum_first, "normalise_each": _normalise_each}
+def _gdpo(components_KB, weights_K, group_ids_B, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
+    sum_B, flat_B = _normalise_each(components_KB, weights_K, group_ids_B, config)
+    return (sum_B - jnp.mean(sum_B)) / (jnp.std(sum_B, ddof=1) + STD_FLOOR), flat_B
+
+
+COMBINATIONS = {"sum_first": _sum_first, "normalise_each": _normalise_each, "gdpo": _gdpo}
 
 
 def overlong_penalty(length_B: jax.Array, cap: int | jax.Array, buffer: int, weight: float) -> jax.Array:

@@ -135,6 +135,16 @@ class Config(Section):
         """N of the schedule: `update.total_steps`, or what the iterations make."""
         return self.update.total_steps or self.iterations * self.update.epochs * self.update.minibatches
 
+    def cautions(self) -> list[str]:
+        """What the settings do that is allowed and rarely meant, one sentence each; a run says them when it starts."""
+        bound, found = self.objective.epsilon_high, []
+        if self.objective.name == "cispo" and bound < 1:
+            found.append(
+                f"objective.epsilon_high {bound:g} is the bound of cispo's weight itself, which is 1 on fresh completions: nearly "
+                f"every weight is cut to {bound:g}; the usual bound is 5"
+            )
+        return found
+
     def resolved_yaml(self) -> str:
         """Every setting, defaults included; loading it gives an equal config."""
         return dump_yaml(self.model_dump())

@@ -3,7 +3,7 @@
 `--help` lists them all. What holds between sections is checked in `config`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
@@ -197,8 +197,24 @@ class AdvantageConfig(Section):
     """Reward minus the group's mean, or minus the mean of the other samples (RLOO)."""
     scale: Literal["none", "group", "batch"] = "group"
     """TRL: scale_rewards."""
-    components: Literal["sum_first", "normalise_each"] = "sum_first"
-    """TRL: multi_objective_aggregation (sum_then_normalize, normalize_then_sum)."""
+    components: Literal["sum_first", "normalise_each", "gdpo"] = "sum_first"
+    """Of several reward components: `sum_first` takes the weighted sum as the reward; `normalise_each` scales each by its own
+    deviation in the group and then takes the weighted sum; `gdpo` divides that by its deviation over the batch (TRL:
+    multi_objective_aggregation, sum_then_normalize is sum_first and normalize_then_sum is gdpo)."""
+
+    @pydantic.model_validator(mode="after")
+    def _used(self) -> "AdvantageConfig":
+        if self.components != "sum_first" and self.scale != "group":
+            raise ValueError(
+                f"advantage.scale {self.scale} is of advantage.components sum_first; {self.components} scales each component "
+                "by its group: expected group"
+            )
+        if self.components == "gdpo" and self.baseline != "mean":
+            raise ValueError(
+                f"advantage.baseline {self.baseline} does nothing with advantage.components gdpo: it makes all advantages larger "
+                "by one factor, which the division by the batch's deviation takes out again; expected mean"
+            )
+        return self
 
 
 class OverlongPenalty(Section):
@@ -218,7 +234,7 @@ class ObjectiveConfig(Section):
     epsilon_low: NotNegative = 0.2
     """`clip`: the ratio's lower bound is 1 - epsilon_low (TRL: epsilon)."""
     epsilon_high: NotNegative = 0.2
-    """`clip`: the ratio's upper bound is 1 + epsilon_high. `cispo`: the weight's bound itself."""
+    """`clip`: the ratio's upper bound is 1 + epsilon_high. `cispo`: the weight's bound itself, usually 5."""
     delta: Positive | None = None
     """`clip`, two-sided: bound of the unclipped ratio."""
     tau_pos: Positive = 1.0
@@ -239,12 +255,25 @@ class ObjectiveConfig(Section):
     mismatch_cap: Positive | None = None
     """Cap of the weight exp(old_logp - sampling_logp); null: no correction."""
 
+    # The losses that read a setting; with another one it would do nothing, without a word.
+    _OF: ClassVar[dict[str, tuple[str, ...]]] = {
+        "epsilon_low": ("clip",),
+        "epsilon_high": ("clip", "cispo"),
+        "delta": ("clip",),
+        "tau_pos": ("sapo",),
+        "tau_neg": ("sapo",),
+    }
+
     @pydantic.model_validator(mode="after")
     def _defined(self) -> "ObjectiveConfig":
+        for key, names in self._OF.items():
+            value = getattr(self, key)
+            if self.name not in names and value != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"objective.{key} {value} is of objective.name {' and '.join(names)}; {self.name} would ignore it"
+                )
         if self.name == "clip" and self.epsilon_low >= 1:
             raise ValueError(f"objective.epsilon_low {self.epsilon_low} must be below 1: the ratio's bound is 1 - it")
-        if self.delta is not None and self.name != "clip":
-            raise ValueError(f"objective.delta {self.delta} is of objective.name clip; {self.name} would ignore it")
         if self.delta is not None and self.delta <= 1 + self.epsilon_high:
             raise ValueError(
                 f"objective.delta {self.delta} must exceed 1 + objective.epsilon_high = {1 + self.epsilon_high}"
@@ -278,6 +307,14 @@ class KLConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _ordered(self) -> "KLConfig":
+        if self.beta == 0:
+            asked = {"estimator": "k3", "importance_corrected": False, "guardrail": "log"}
+            for key, idle in asked.items():
+                if (value := getattr(self, key)) != idle:
+                    shown = str(value).lower() if isinstance(value, bool) else value
+                    raise ValueError(
+                        f"kl.{key} {shown} needs kl.beta > 0: with 0 there is no reference to measure KL to"
+                    )
         if self.beta_min > self.beta_max:
             raise ValueError(f"kl.beta_min {self.beta_min} must not exceed kl.beta_max {self.beta_max}")
         if self.adaptive and self.beta == 0:
@@ -308,14 +345,6 @@ class UpdateConfig(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     """After the warm-up (TRL: lr_scheduler_type)."""
     warmup_steps: CountOrZero = 0
-        if self.beta == 0:
-            asked = {"estimator": "k3", "importance_corrected": False, "guardrail": "log"}
-            for key, idle in asked.items():
-                if (value := getattr(self, key)) != idle:
-                    shown = str(value).lower() if isinstance(value, bool) else value
-                    raise ValueError(
-                        f"kl.{key} {shown} needs kl.beta > 0: with 0 there is no reference to measure KL to"
-                    )
     """Optimiser steps of linear warm-up; the first one already learns."""
     total_steps: Count | None = None
     """Optimiser steps of the schedule; null: iterations * epochs * minibatches. Skipped ones and those that kl.guardrail leaves

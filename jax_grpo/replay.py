@@ -65,8 +65,23 @@ def read_batch(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
-    """The recorded arrays as a flat batch; log-probabilities and advantages in the compute dtype, at least float32."""
+    """The recorded arrays as a flat batch; log-probabilities and advantages in the compute dtype, at least float32.
+
+    Raises:
+        BatchError: an array is missing without which a setting would do nothing.
+    """
     dtype = jnp.promote_types(jnp.dtype(config.model.compute_dtype), jnp.float32)
+    needed = {
+        "objective.mask_truncated": ("stopped", config.objective.mask_truncated),
+        "objective.mismatch_cap": ("sampling_logp", config.objective.mismatch_cap is not None),
+        f"advantage.components {config.advantage.components}": (
+            "advantages",
+            config.advantage.components != "sum_first",
+        ),
+    }
+    for setting, (name, wanted) in needed.items():
+        if wanted and name not in arrays:
+            raise BatchError(f"{setting} needs the batch's array {name!r}; found {sorted(arrays)}")
 
     def optional(name: str) -> jax.Array | None:
         return jnp.asarray(arrays[name], dtype) if name in arrays else None
@@ -108,6 +123,7 @@ def completed(batch: Batch, policy: Policy, config: Config) -> Batch:
 
 def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
+    policy = policy._replace(graphdef=_restricted(policy, arrays))
     batch = completed(batch_from(arrays, config), policy, config)
     step = jax.jit(make_step(policy.graphdef, config, config.optimizer_steps()))
     state, metrics, logp_BS, grads = step(init_state(policy.params, config), batch)
@@ -117,13 +133,19 @@ def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dic
     return out | {f"param/{name}": value for name, value in to_hf(state.params, policy.architecture).items()}
 
 
+def _restricted(policy: Policy, arrays: dict[str, np.ndarray]) -> Any:
+    """The model's graph definition with the softmax that the batch's log-probabilities are of, whatever tokenizer there is."""
+    model = nnx.merge(policy.graphdef, policy.params)
+    model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))
+    return nnx.split(model, nnx.Param)[0]
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
     parser.add_argument("--weights", required=True, help="Hugging Face folder")
     parser.add_argument("--batch", required=True, help="recorded .npz")
     parser.add_argument("--out", required=True, help=".npz to write")
-    policy = policy._replace(graphdef=_restricted(policy, arrays))
     parser.add_argument(
         "--dtype", choices=["float64", "float32", "bfloat16"], help="compute dtype; float64 also stores in it"
     )
@@ -133,13 +155,6 @@ def main(argv: list[str] | None = None) -> None:
             jax.config.update("jax_enable_x64", True)
             overrides += ["--model.param_dtype", "float64"]
         if args.dtype:
-def _restricted(policy: Policy, arrays: dict[str, np.ndarray]) -> Any:
-    """The model's graph definition with the softmax that the batch's log-probabilities are of, whatever tokenizer there is."""
-    model = nnx.merge(policy.graphdef, policy.params)
-    model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))
-    return nnx.split(model, nnx.Param)[0]
-
-
             overrides += ["--model.compute_dtype", args.dtype]
         config = load_config(args.config, [*overrides, "--model.weights", args.weights])
         arrays = read_batch(args.batch)

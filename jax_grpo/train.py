@@ -116,6 +116,8 @@ def train(
             if origin:
                 changed = f"; changed since: {', '.join(changes)}" if changes else ""
                 console.note(f"continuing after iteration {first} from {origin.path}{changed}")
+            for caution in config.cautions():
+                console.warning(f"caution: {caution}")
             done = run_iterations(trainer, evaluator, log, console, checkpoints, stop, origin)
             if done < config.iterations:
                 console.note(

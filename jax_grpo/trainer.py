@@ -156,15 +156,15 @@ class Trainer:
         ]
         components = checked_score(self.task, prompts, completions)
         rewards_B = total_reward(components, self.task.component_weights)
-        if config.objective.overlong_penalty is not None:
-            penalty = config.objective.overlong_penalty
-            lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
-            rewards_B = rewards_B + np.asarray(
-                advantages.overlong_penalty(
-                    lengths_B, jnp.asarray(caps(prompts, config.rollout.max_new_tokens)), penalty.length, penalty.weight
-                )
-            )
+        if (penalty := config.objective.overlong_penalty) is not None:
+            rewards_B = rewards_B + self._overlong(prompts, rollout, penalty.length) * np.float32(penalty.weight)
         return Scored(prompts, completions, components, rewards_B, rollout)
+
+    def _overlong(self, prompts: list[Prompt], rollout: Rollout, length: int) -> np.ndarray:
+        """DAPO's soft penalty for long completions as a component [B]: 0 down to -1 at the cap."""
+        lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
+        caps_B = jnp.asarray(caps(prompts, self.config.rollout.max_new_tokens))
+        return np.asarray(advantages.overlong_penalty(jnp.asarray(lengths_B), caps_B, length, 1.0))
 
     def _with_logps(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities, and entropies, that updates read from it."""
@@ -184,14 +184,20 @@ class Trainer:
     def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:
         """The batch to train on, and which of its rows have no signal."""
         group_ids_B, config = jnp.asarray(self.group_ids()), self.config.advantage
+        dtype = jnp.promote_types(self.config.model.param_dtype, jnp.float32)
         if config.components == "sum_first":
-            advantages_B, flat_B = advantages.group_advantages(jnp.asarray(scored.rewards_B), group_ids_B, config)
+            rewards_B = jnp.asarray(scored.rewards_B, dtype)
+            advantages_B, flat_B = advantages.group_advantages(rewards_B, group_ids_B, config)
         else:
             weights = self.task.component_weights
-            names = [name for name in scored.components if weights.get(name)]
+            parts = [(x_B, weights[name]) for name, x_B in scored.components.items() if weights.get(name)]
+            if (
+                penalty := self.config.objective.overlong_penalty
+            ) is not None:  # no part of the task, but of the reward
+                parts.append((self._overlong(scored.prompts, scored.rollout, penalty.length), penalty.weight))
             advantages_B, flat_B = advantages.combined_advantages(
-                jnp.stack([jnp.asarray(scored.components[name]) for name in names]),
-                jnp.array([weights[name] for name in names]),
+                jnp.stack([jnp.asarray(x_B, dtype) for x_B, _ in parts]),
+                jnp.array([weight for _, weight in parts], dtype),
                 group_ids_B,
                 config,
             )
@@ -218,12 +224,6 @@ class Trainer:
             )
         return steps
 
-    def _shuffled(self, batch: Batch, iteration: int, epoch: int) -> Batch:
-        """Groups in a new order, a function of (seed, iteration, epoch), when there are minibatches to mix."""
-        if self.config.update.minibatches == 1:
-            return batch
-        prompts, group = self.config.prompts.per_iteration, self.config.rollout.group_size
-        order_P = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(prompts)
     def _minibatches(self, batch: Batch, iteration: int) -> Iterator[Batch]:
         """The optimiser batches of an iteration in order, each cut when its turn comes."""
         update = self.config.update
@@ -232,6 +232,12 @@ class Trainer:
             for number in range(update.minibatches):
                 yield take(pieces, number)
 
+    def _shuffled(self, batch: Batch, iteration: int, epoch: int) -> Batch:
+        """Groups in a new order, a function of (seed, iteration, epoch), when there are minibatches to mix."""
+        if self.config.update.minibatches == 1:
+            return batch
+        prompts, group = self.config.prompts.per_iteration, self.config.rollout.group_size
+        order_P = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(prompts)
         order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
         tokens = jax.tree.map(lambda x: x[order_P], batch.tokens)
         rows = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.name != "tokens"}

@@ -43,7 +43,8 @@ def settings(dtype: str = "float64", **sections) -> Config:
 
 def objective(name: str, **changes) -> dict:
     """Settings of an objective with asymmetric clipping; for `cispo`, `epsilon_high` is the bound itself."""
-    return {"name": name, "epsilon_low": 0.15, "epsilon_high": 1.25 if name == "cispo" else 0.25} | changes
+    bounds = {"clip": {"epsilon_low": 0.15, "epsilon_high": 0.25}, "cispo": {"epsilon_high": 1.25}}
+    return {"name": name} | bounds.get(name, {}) | changes
 
 
 @functools.lru_cache(maxsize=1)

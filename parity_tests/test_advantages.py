@@ -94,20 +94,18 @@ def test_components_summed_first_or_normalised_each(x64):
     assert not flat.any()
 
 
-def test_normalising_each_component_uses_its_own_group_whatever_the_scale(x64):
+def test_each_component_is_normalised_in_its_own_group_and_by_gdpo_once_more_over_the_batch(x64):
     stacked, weights = jnp.stack([jnp.asarray(REWARDS), 100 * jnp.asarray(REWARDS[::-1])]), jnp.array([1.0, 0.5])
-    found = {
-        scale: combined_advantages(stacked, weights, IDS, _config(scale=scale, components="normalise_each"))[0]
-        for scale in ("none", "group", "batch")
-    }
     expected = sum(
         w * group_advantages(x, IDS, _config(scale="group"))[0] for w, x in zip(weights, stacked, strict=True)
     )
-    for scale, advantages in found.items():
-        np.testing.assert_allclose(advantages, expected, rtol=1e-12, err_msg=scale)
+    found, _ = combined_advantages(stacked, weights, IDS, _config(scale="group", components="normalise_each"))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    found, _ = combined_advantages(stacked, weights, IDS, _config(scale="group", components="gdpo"))
+    np.testing.assert_allclose(found, (expected - expected.mean()) / (np.std(expected, ddof=1) + 1e-4), rtol=1e-12)
 
 
-@pytest.mark.parametrize("components", ["sum_first", "normalise_each"])
+@pytest.mark.parametrize("components", ["sum_first", "normalise_each", "gdpo"])
 def test_equal_components_give_exactly_zero_whatever_the_rounding_of_their_sum(components):
     # nine columns of different batch sizes: a vectorised product may round a row of the tail differently
     rng = np.random.default_rng(0)
@@ -125,7 +123,7 @@ def test_equal_components_give_exactly_zero_whatever_the_rounding_of_their_sum(c
         assert flat.tolist() == [True] * (size - 2) + [False, False]
 
 
-@pytest.mark.parametrize("components", ["sum_first", "normalise_each"])
+@pytest.mark.parametrize("components", ["sum_first", "normalise_each"])  # `gdpo` scales once more: the test below
 def test_a_component_of_weight_zero_gives_no_signal_and_may_hold_anything(components):
     stacked = jnp.stack([jnp.array([1.0, 1.0, 0.0, 2.0]), jnp.array([np.nan, 1.0, np.inf, 0.0])])
     config, ids = _config(scale="group", components=components), jnp.array([0, 0, 1, 1])
@@ -133,6 +131,15 @@ def test_a_component_of_weight_zero_gives_no_signal_and_may_hold_anything(compon
     expected, _ = group_advantages(stacked[0], ids, config)
     np.testing.assert_allclose(advantages, expected, rtol=1e-6)
     assert flat.tolist() == [True, True, False, False]
+
+
+def test_gdpo_takes_no_note_of_a_component_of_weight_zero(x64):
+    stacked = jnp.stack([jnp.array([1.0, 1.0, 0.0, 2.0]), jnp.array([np.nan, 1.0, np.inf, 0.0])])
+    config, ids = _config(scale="group", components="gdpo"), jnp.array([0, 0, 1, 1])
+    found, flat = combined_advantages(stacked, jnp.array([1.0, 0.0]), ids, config)
+    alone, _ = combined_advantages(stacked[:1], jnp.array([1.0]), ids, config)
+    np.testing.assert_array_equal(found, alone)
+    assert flat.tolist() == [True, True, False, False] and (found[:2] == 0).all() and (found[2:] != 0).all()
 
 
 def test_overlong_penalty_is_linear_in_the_buffer():

@@ -221,6 +221,51 @@ def test_difference_bnpo_is_the_whole_batch_mean_here_and_each_micro_batchs_in_t
         assert max(tensor_errors(arrays, accumulated).values()) > 1e-2
 
 
+def test_difference_the_entropy_bonus_is_the_whole_batch_mean_here_and_each_micro_batchs_in_trl(trainer):
+    found, advantages = _both(
+        _batch(), objective=objective("clip", entropy_coefficient=0.2), update={"micro_batches": 2}
+    )
+    inputs, on = _inputs(_batch(), advantages), {"_entropy_bonus_enabled": True, "entropy_coef": 0.2}
+    _agree(found, _trl(trainer, inputs, "dapo", "token", on))
+    accumulated = _trl(trainer, inputs, "dapo", "token", on, rows=[slice(0, 4), slice(4, 8)])
+    for arrays in found.values():
+        assert abs(float(arrays["loss"]) - float(accumulated["loss"])) > 1e-4
+        assert max(tensor_errors(arrays, accumulated).values()) > 1e-3
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
+def test_difference_dapo_divides_by_its_own_steps_tokens_here_and_by_the_generations_in_trl(trainer, loss_type):
+    """Two optimiser steps on one generation: TRL's `num_items_in_batch` is of both, rescaled to half."""
+    name, aggregation = LOSS_TYPES[loss_type]
+    batch = _batch()
+    tokens_B = batch["completion_mask"].sum(1)
+    share = tokens_B[:4].sum() / tokens_B.sum()  # of the first window; equal windows would make it a half
+    assert abs(share - 0.5) > 0.02
+    half = {name: x[:4] for name, x in batch.items()}
+    found, advantages = _both(
+        half,
+        objective=objective(name, aggregation=aggregation),
+        update={"micro_batches": 1},
+        prompts={"per_iteration": 1},
+    )
+    inputs = _inputs(half, advantages)
+    whole = inputs | {"num_items_in_batch": torch.tensor(int(tokens_B.sum()))}
+    with pytest.MonkeyPatch.context() as patch:
+        real = trainer._compute_loss
+
+        def first_of_two(model, given):  # `_trl` sets one window a generation
+            trainer.args.steps_per_generation = 2
+            return real(model, given)
+
+        patch.setattr(trainer, "_compute_loss", first_of_two)
+        theirs = _trl(trainer, whole, loss_type, "token")
+    for side, arrays in found.items():
+        # The same loss but for the denominator: half of the generation's tokens instead of the step's own.
+        ratio = float(theirs["loss"]) / float(arrays["loss"])
+        show(f"{side} loss", {"loss": abs(ratio / (2 * share) - 1)}, LOSS)
+        assert abs(ratio - 1) > 0.02
+
+
 def test_difference_left_padding_does_not_move_positions_here(trainer):
     """TRL's training forward passes no position ids, and GPT-2 then counts padding; its own `generate` does not."""
     batch = _batch(left_padded=True)
@@ -267,6 +312,27 @@ def test_trl_agrees_on_advantages(trainer, scale):
         # float32 rounding of rewards of size 30
         show(name, {"advantages": float(np.abs(np.asarray(found) - expected).max())}, 1e-5)
     assert np.abs(expected).max() > 0.5
+
+
+@pytest.mark.parametrize(
+    "second", [SECOND, [5.0, 1.0, 1.0, 7.0, 3.0, 3.0, 3.0, 3.0]], ids=["both vary", "one is constant in a group"]
+)
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 0.25]], ids=str)
+def test_trl_agrees_on_gdpo(trainer, second, weights):
+    """TRL's normalize_then_sum: each component over its group, the weighted sum over the batch."""
+    theirs = _trl_advantages(
+        trainer, FIRST, second, multi_objective_aggregation="normalize_then_sum", reward_weights=torch.tensor(weights)
+    )
+    components = np.float32([FIRST, second])
+    config = AdvantageConfig(components="gdpo")
+    ours, _ = combined_advantages(jnp.asarray(components), jnp.asarray(weights), jnp.asarray(GROUPS), config)
+    reference = component_advantages(
+        torch.from_numpy(components.T), weights, torch.from_numpy(GROUPS), components="gdpo"
+    )
+    for name, found in (("jax_grpo", ours), ("torch_ref", reference)):
+        # float32: three digits of a reward of 30 are lost where its group's mean is taken off
+        show(name, {"advantages": float(np.abs(np.asarray(found) - theirs).max())}, 1e-5)
+    assert np.abs(theirs).max() > 0.5
 
 
 def test_difference_components_are_normalised_in_their_group_and_not_once_more_over_the_batch(trainer):

@@ -42,7 +42,8 @@ def component_advantages(
     """Advantages [B] of K reward components; one of weight 0 takes no part.
 
     `sum_first`: of the reward sum_k w_k r_k. `normalise_each`: sum_k w_k A_k, each A_k scaled by its own deviation in the
-    group (GDPO, without its last, batch-wide normalisation); `scale` is of the sum and has no say.
+    group; only `scale` `group` says so. `gdpo` (Liu et al. 2026, GDPO): the same, and then the batch's mean is taken off and
+    its deviation (ddof 1, + 1e-4) divided by; a group in which no counted component varies stays at 0.
     """
     counted = [(weight, reward_B) for weight, reward_B in zip(weights_K, rewards_BK.T, strict=True) if weight != 0]
     if components == "sum_first":
@@ -52,13 +53,20 @@ def component_advantages(
         weight * group_advantages(reward_B, group_ids_B, baseline=baseline, scale="group")
         for weight, reward_B in counted
     ]
-    return torch.stack(each).sum(0)
+    sum_B = torch.stack(each).sum(0)
+    if components == "normalise_each":
+        return sum_B
+    varies_B = torch.zeros_like(group_ids_B, dtype=torch.bool)
+    for group in group_ids_B.unique():
+        member = group_ids_B == group
+        varies_B[member] = any(bool((reward_B[member] != reward_B[member][0]).any()) for _, reward_B in counted)
+    return torch.where(varies_B, (sum_B - sum_B.mean()) / (sum_B.std(correction=1) + SCALE_EPSILON), 0.0)
 
 
-def groups_without_signal(rewards_B: Tensor, group_ids_B: Tensor) -> int:
-    """How many groups have only equal rewards."""
-    groups = (rewards_B[group_ids_B == group] for group in group_ids_B.unique())
-    return sum(bool((reward_G == reward_G[0]).all()) for reward_G in groups)
+def groups_without_signal(rewards_BK: Tensor, group_ids_B: Tensor) -> int:
+    """How many groups have only equal rewards [B], or only equal rows of counted components [B, K]."""
+    groups = (rewards_BK[group_ids_B == group] for group in group_ids_B.unique())
+    return sum(bool((reward_GK == reward_GK[0]).all()) for reward_GK in groups)
 
 
 def overlong_penalty(length_B: Tensor, cap: int | Tensor, zone: int, weight: float) -> Tensor:

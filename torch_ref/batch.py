@@ -87,6 +87,7 @@ def from_arrays(
     required = ["input_ids", "attention_mask", "completion_mask"]
     required += [] if "advantages" in found else ["rewards", "group_ids"]
     required += ["stopped"] if config.objective.mask_truncated else []
+    required += ["sampling_logp"] if config.objective.mismatch_cap is not None else []
     missing = [name for name in required if name not in found]
     if missing:
         raise BatchError(f"{source}: no array {', '.join(missing)}; it has {', '.join(sorted(found))}")

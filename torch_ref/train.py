@@ -66,9 +66,9 @@ class Trainer:
         rollout = self.texts.complete(repeated, self.generator)
         seconds["time/rollout"] = time.perf_counter() - began
         components = self.task.score(repeated, rollout.completions)
-        rewards_B, advantages_B = self._advantages(repeated, components, rollout)
+        rewards_B, advantages_B, flat = self._advantages(repeated, components, rollout)
         seconds["time/reward"] = time.perf_counter() - began - sum(seconds.values())
-        batch = self._batch(rollout, advantages_B)
+        batch = self.scored(self._batch(rollout, advantages_B))
         seconds["time/score"] = time.perf_counter() - began - sum(seconds.values())
         steps = self.optimise(batch, iteration)
         seconds["time/update"] = time.perf_counter() - began - sum(seconds.values())
@@ -79,7 +79,7 @@ class Trainer:
             "optimizer_step": self.state.step,
             "reward/mean": float(rewards_B.mean()),
             "reward/std": float(rewards_B.std(correction=0)),
-            "groups_without_signal": groups_without_signal(rewards_B, self.group_ids()),
+            "groups_without_signal": flat,
             "completion_length/mean": float(lengths_B.mean()),
             "truncated_fraction": 1 - float(rollout.stopped_B.float().mean()),
             "tokens_per_second": float(lengths_B.sum()) / seconds["time/rollout"],
@@ -98,31 +98,37 @@ class Trainer:
 
     def _advantages(
         self, prompts: Sequence[Prompt], components: dict[str, np.ndarray], rollout: Rollout
-    ) -> tuple[Tensor, Tensor]:
-        """Rewards with penalties [B], and advantages [B] on the model's device."""
+    ) -> tuple[Tensor, Tensor, int]:
+        """Rewards with penalties [B], advantages [B] on the model's device, and how many groups have no signal.
+
+        The penalty for long completions is part of the reward, and where components count one by one it is one of them.
+        """
         config, advantage = self.config, self.config.advantage
+        dtype = torch.promote_types(MASTERS[config.model.param_dtype], torch.float32)
         weights = self.task.component_weights
-        rewards_B = torch.from_numpy(total_reward(components, weights))
+        rewards_B = torch.from_numpy(total_reward(components, weights)).to(dtype)
+        counted = [
+            (torch.from_numpy(x).to(dtype), weights[name]) for name, x in components.items() if weights.get(name)
+        ]
         penalty = config.objective.overlong_penalty
         if penalty is not None:
-            lengths_B = rollout.completion_mask_BT.sum(1).cpu()
+            lengths_B = rollout.completion_mask_BT.sum(1).cpu().to(dtype)
             caps_B = torch.from_numpy(caps(prompts, config.rollout.max_new_tokens))
-            rewards_B = rewards_B + overlong_penalty(lengths_B, caps_B, penalty.length, penalty.weight)
+            long_B = overlong_penalty(lengths_B, caps_B, penalty.length, 1.0)
+            rewards_B = rewards_B + penalty.weight * long_B
+            counted.append((long_B, penalty.weight))
         how = {"baseline": advantage.baseline, "scale": advantage.scale}
         if advantage.components == "sum_first":
-            advantages_B = group_advantages(rewards_B, self.group_ids(), **how)
+            judged, advantages_B = rewards_B, group_advantages(rewards_B, self.group_ids(), **how)
         else:
-            each_BK = torch.stack([torch.from_numpy(values) for values in components.values()], dim=1)
-            counted = [weights.get(name, 0.0) for name in components]
-            advantages_B = component_advantages(
-                each_BK, counted, self.group_ids(), components=advantage.components, **how
-            )
-        return rewards_B, advantages_B.to(self.texts.device)
+            judged = torch.stack([x_B for x_B, _ in counted], dim=1)
+            share = [weight for _, weight in counted]
+            advantages_B = component_advantages(judged, share, self.group_ids(), components=advantage.components, **how)
+        return rewards_B, advantages_B.to(self.texts.device), groups_without_signal(judged, self.group_ids())
 
     def _batch(self, rollout: Rollout, advantages_B: Tensor) -> Batch:
-        """The rollout with the old and the reference log-probabilities and the old entropies, computed once."""
         dtype = torch.promote_types(next(self.state.model.parameters()).dtype, torch.float32)
-        batch = Batch(
+        return Batch(
             rollout.input_ids_BT,
             rollout.attention_mask_BT,
             rollout.completion_mask_BT.to(dtype),
@@ -130,6 +136,9 @@ class Trainer:
             sampling_logp_BT=rollout.sampling_logp_BT.to(dtype),
             stopped_B=rollout.stopped_B,
         )
+
+    def scored(self, batch: Batch) -> Batch:
+        """The batch with the old and the reference log-probabilities and the old entropies, computed once."""
         old_logp_BT, entropy_BT = score_batch(self.state.model, batch, self.config)
         batch = dataclasses.replace(batch, old_logp_BT=old_logp_BT, entropy_BT=entropy_BT)
         if self.reference is None:
@@ -205,6 +214,8 @@ def train(config: Config, chosen: Options) -> Path:
     with choices.computing(chosen), MetricsLog(run_dir, config) as log, Console(config) as console:
         trainer = Trainer(config, chosen)
         console.note(f"{config.model.weights or 'random weights'}, PyTorch on {chosen.device}, run folder {run_dir}")
+        for caution in config.cautions():
+            console.warning(f"caution: {caution}")
         heldout = _heldout_prompts(config, trainer.task)
         for iteration in range(config.iterations + 1):
             last = iteration == config.iterations

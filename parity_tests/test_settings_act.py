@@ -1,0 +1,242 @@
+"""Every setting of advantages, objective and KL either changes what it is set beside, or is refused with one sentence."""
+
+import functools
+import itertools
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pydantic
+import pytest
+import torch
+from both import Arrays, crafted_batch, settings, show, torch_step, weights
+from conftest import config as tiny_config
+
+from jax_grpo.config_sections import AdvantageConfig, KLConfig, ObjectiveConfig
+from jax_grpo.programs import unscored
+from jax_grpo.replay import BatchError, batch_from
+from jax_grpo.rollout import Rollout
+from jax_grpo.tasks.base import Prompt
+from jax_grpo.trainer import Scored, Trainer
+from torch_ref import train as torch_train
+from torch_ref.batch import BatchError as TorchBatchError
+from torch_ref.rollout import Rollout as TorchRollout
+
+# The losses, each with the ratio at both levels where it has one, that every setting is tried on.
+LOSSES = {
+    "clip": {"name": "clip"},
+    "clip, sequence": {"name": "clip", "importance_level": "sequence"},
+    "cispo": {"name": "cispo", "epsilon_high": 1.2},
+    "cispo, sequence": {"name": "cispo", "epsilon_high": 1.2, "importance_level": "sequence"},
+    "sapo": {"name": "sapo"},
+    "sapo, sequence": {"name": "sapo", "importance_level": "sequence"},
+    "reinforce": {"name": "reinforce"},
+}
+# Setting -> the losses that refuse it, by the first word of their name.
+LOSS_SETTINGS = {
+    ("objective", "epsilon_low", 0.05): ("cispo", "sapo", "reinforce"),
+    ("objective", "epsilon_high", 1.05): ("sapo", "reinforce"),
+    ("objective", "delta", 1.25): ("cispo", "sapo", "reinforce"),
+    ("objective", "tau_pos", 2.0): ("clip", "cispo", "reinforce"),
+    ("objective", "tau_neg", 2.0): ("clip", "cispo", "reinforce"),
+    ("objective", "aggregation", "grpo"): (),
+    ("objective", "aggregation", "dr_grpo"): (),
+    ("objective", "aggregation", "luspo"): (),
+    ("objective", "entropy_coefficient", 0.3): (),
+    ("objective", "entropy_quantile", 0.5): (),
+    ("objective", "mask_truncated", True): (),
+    ("objective", "mismatch_cap", 1.1): (),
+    ("advantage", "baseline", "leave_one_out"): (),
+    ("advantage", "scale", "none"): (),
+    ("advantage", "scale", "batch"): (),
+    ("kl", "beta", 0.0): (),
+    ("kl", "estimator", "k1"): (),
+    ("kl", "estimator", "k2"): (),
+    ("kl", "importance_corrected", True): (),
+}
+# Read elsewhere than in one loss, and tried below or in the files named.
+ELSEWHERE = {
+    ("objective", "name"), ("objective", "importance_level"),  # they make up LOSSES
+    ("objective", "overlong_penalty"), ("advantage", "components"),  # below
+    ("kl", "adaptive"), ("kl", "target"), ("kl", "beta_min"), ("kl", "beta_max"),  # test_kl_control, test_parity_steps
+    ("kl", "guardrail"),  # test_parity_iterations
+    ("kl", "reference_dtype"),  # how the reference is stored: test_train
+}  # fmt: skip
+
+
+def test_the_table_has_every_setting():
+    tried = {(section, key) for section, key, _ in LOSS_SETTINGS} | ELSEWHERE
+    sections = {"advantage": AdvantageConfig, "objective": ObjectiveConfig, "kl": KLConfig}
+    assert tried == {(name, key) for name, section in sections.items() for key in section.model_fields}
+
+
+@functools.cache
+def _batch() -> Arrays:
+    return crafted_batch(weights())
+
+
+def _gradients(loss: str, changes: dict) -> np.ndarray:
+    sections = {"objective": LOSSES[loss]}
+    for section, values in changes.items():
+        sections[section] = sections.get(section, {}) | values
+    found = torch_step(settings("float64", update={"micro_batches": 1}, **sections), weights(), _batch())
+    return np.concatenate([found[name].reshape(-1) for name in sorted(found) if name.startswith("grad/")])
+
+
+@functools.cache
+def _plain(loss: str) -> np.ndarray:
+    return _gradients(loss, {})
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("section", "key", "value"), LOSS_SETTINGS, ids=str)
+def test_a_setting_changes_the_gradient_or_is_refused(section, key, value, loss):
+    """By the reference; `test_parity` has the product agree with it on each."""
+    refused = LOSS_SETTINGS[section, key, value]
+    change = {section: {key: value}}
+    if loss.split(",")[0] in refused:
+        shown = "1.05" if key == "epsilon_high" else f"{value}"
+        with pytest.raises(
+            pydantic.ValidationError, match=rf"{section}.{key} {re.escape(shown)} is of objective.name .*ignore"
+        ):
+            _gradients(loss, change)
+        return
+    plain, found = _plain(loss), _gradients(loss, change)
+    moved = np.linalg.norm(found - plain) / np.linalg.norm(plain)
+    print(f"{section}.{key} {value} on {loss}: gradient moves by {moved:.2g}")
+    assert moved > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"advantage": {"components": "normalise_each", "scale": "none"}}, "advantage.scale none is of advantage.components sum"),
+        ({"advantage": {"components": "normalise_each", "scale": "batch"}}, "normalise_each scales each component by its group"),
+        ({"advantage": {"components": "gdpo", "scale": "batch"}}, "advantage.components sum_first; gdpo"),
+        ({"advantage": {"components": "gdpo", "baseline": "leave_one_out"}}, "advantage.baseline leave_one_out does nothing with"),
+        ({"objective": {"name": "reinforce", "importance_level": "sequence"}}, "objective.importance_level must be token"),
+        ({"kl": {"beta": 0.0, "estimator": "k1"}}, "kl.estimator k1 needs kl.beta > 0"),
+        ({"kl": {"beta": 0.0, "importance_corrected": True}}, "kl.importance_corrected true needs kl.beta > 0"),
+        ({"kl": {"beta": 0.0, "adaptive": True}}, "kl.adaptive needs kl.beta > 0"),
+        ({"kl": {"beta": 0.0, "guardrail": "end_epoch"}, "update": {"epochs": 2}}, "kl.guardrail end_epoch needs kl.beta > 0"),
+        ({"kl": {"guardrail": "end_epoch"}}, "kl.guardrail end_epoch needs more than one optimiser step an iteration"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)  # fmt: skip
+def test_settings_that_would_do_nothing_together_are_refused(sections, message):
+    with pytest.raises(pydantic.ValidationError, match=re.escape(message)):
+        tiny_config(**sections)
+
+
+@pytest.mark.parametrize("update", [{"epochs": 2}, {"minibatches": 2}])
+def test_a_guardrail_that_can_act_is_taken(update):
+    assert tiny_config(kl={"guardrail": "end_epoch"}, update=update).kl.guardrail == "end_epoch"
+
+
+@pytest.mark.parametrize(
+    ("sections", "missing"),
+    [
+        ({"objective": {"mask_truncated": True}}, "stopped"),
+        ({"objective": {"mismatch_cap": 2.0}}, "sampling_logp"),
+        ({"advantage": {"components": "gdpo"}}, "advantages"),
+        ({"advantage": {"components": "normalise_each"}}, "advantages"),
+    ],
+)
+def test_a_recorded_batch_without_what_a_setting_reads_is_refused_by_both(sections, missing):
+    arrays = {name: x for name, x in _batch().items() if name != missing}
+    config = settings("float32", **sections)
+    with pytest.raises(BatchError, match=missing):
+        batch_from(arrays, config)
+    with pytest.raises(TorchBatchError, match=missing):
+        torch_step(config, weights(), arrays)
+
+
+# Advantages: what both trainers make of the same components and completions -------------------------------------------
+
+FIRST = np.float32([0.1, 0.9, 0.4, 0.4, -1.0, 2.0, 0.5, 0.0, 3.0, 3.0, 3.0, 3.0])
+SECOND = np.float32([5.0, 1.0, 1.0, 7.0, 0.0, 0.0, 0.0, 30.0, 1.0, 1.0, 1.0, 1.0])
+LENGTHS = np.array([2, 6, 4, 5, 1, 6, 3, 6, 2, 2, 2, 2])
+WEIGHTS = {"first": 1.0, "second": 0.5, "diagnostic": 0.0}
+
+
+def _advantages(**sections) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
+    """(rewards, advantages, groups without signal) of 3 groups of 4 completions of at most 6 tokens, by both trainers' own code."""
+    config = tiny_config(prompts={"per_iteration": 3}, **sections)
+    mask_BC = (np.arange(6) < LENGTHS[:, None]).astype(np.int32)
+    components = {"first": FIRST, "second": SECOND, "diagnostic": FIRST**2}
+    prompts = [Prompt("p", 0)] * 12
+
+    class Task:
+        component_weights = WEIGHTS
+
+        class stop_rule:
+            truncate = staticmethod(lambda text, state: (text, True))
+
+    ours = Trainer.__new__(Trainer)
+    ours.config, ours.task = config, Task()
+    rollout = Rollout(
+        jnp.zeros((3, 4, 6), int), jnp.asarray(mask_BC.reshape(3, 4, 6)), jnp.zeros((3, 4, 6)), jnp.ones((3, 4), bool)
+    )
+    rewards_B = sum(WEIGHTS[name] * x for name, x in components.items())
+    if (penalty := config.objective.overlong_penalty) is not None:
+        rewards_B = rewards_B + penalty.weight * ours._overlong(prompts, rollout, penalty.length)
+    batch, flat_B = ours._with_advantages(
+        unscored(jnp.zeros((3, 2), int), jnp.ones((3, 2), int), rollout),
+        Scored(prompts, ["x"] * 12, components, rewards_B, rollout),
+    )
+    found = {"jax_grpo": (rewards_B, np.asarray(batch.advantages_B), int(flat_B.reshape(3, 4).all(1).sum()))}
+
+    theirs = torch_train.Trainer.__new__(torch_train.Trainer)
+    theirs.config, theirs.task = config, Task()
+    mask_BT = torch.from_numpy(mask_BC)
+    theirs.texts = type("Texts", (), {"device": torch.device("cpu")})()
+    made = TorchRollout(["x"] * 12, mask_BT, mask_BT, mask_BT, mask_BT.float(), torch.ones(12, dtype=torch.bool))
+    rewards, advantages, flat = theirs._advantages(prompts, components, made)
+    found["torch_ref"] = (rewards.numpy(), advantages.numpy(), flat)
+    return found
+
+
+COMPONENTS = ("sum_first", "normalise_each", "gdpo")
+PENALTIES = (None, {"length": 4, "weight": 0.5}, {"length": 4, "weight": 3.0}, {"length": 2, "weight": 3.0})
+
+
+@pytest.mark.parametrize("components", COMPONENTS)
+def test_the_penalty_for_long_completions_reaches_the_advantages(components):
+    """The logged reward fell and the advantages stayed as they were, where components are normalised one by one."""
+    seen = []
+    for penalty in PENALTIES:
+        found = _advantages(advantage={"components": components}, objective={"overlong_penalty": penalty})
+        (rewards, ours, flat), (expected, theirs, same) = found["jax_grpo"], found["torch_ref"]
+        show("rewards", {"jax_grpo": float(np.abs(rewards - expected).max())}, 1e-5)  # float32, rewards of size 15
+        show("advantages", {"jax_grpo": float(np.abs(ours - theirs).max())}, 1e-5)
+        assert flat == same == 1, "the third group: equal components and lengths"
+        assert (ours[8:] == 0).all() and (theirs[8:] == 0).all()
+        seen.append(ours)
+    for one, other in itertools.combinations(seen, 2):
+        assert np.abs(one - other).max() > 1e-2
+    if components == "normalise_each":
+        penalised = -np.clip((LENGTHS - 2) / 4, 0, 1).reshape(3, 4)
+        part = (penalised - penalised.mean(1, keepdims=True)) / (penalised.std(1, ddof=1, keepdims=True) + 1e-4)
+        np.testing.assert_allclose(seen[1] - seen[0], 0.5 * part.reshape(-1), atol=1e-5)
+
+
+def test_every_accepted_pair_of_advantage_settings_differs_and_both_implementations_agree():
+    accepted = [("mean", "group", how) for how in COMPONENTS]
+    accepted += [(b, s, "sum_first") for b in ("mean", "leave_one_out") for s in ("none", "group", "batch")]
+    accepted += [("leave_one_out", "group", "normalise_each")]
+    found = {}
+    for baseline, scale, components in dict.fromkeys(accepted):
+        both = _advantages(advantage={"baseline": baseline, "scale": scale, "components": components})
+        (_, ours, _), (_, theirs, _) = both["jax_grpo"], both["torch_ref"]
+        # float32 rounding of rewards of size 15
+        show(f"{baseline}, {scale}, {components}", {"advantages": float(np.abs(ours - theirs).max())}, 1e-5)
+        found[baseline, scale, components] = ours
+    for one, other in itertools.combinations(found, 2):
+        assert np.abs(found[one] - found[other]).max() > 1e-3, (one, other)
+
+
+def test_cispo_with_the_other_losses_bound_is_a_caution_that_names_the_usual_one():
+    (caution,) = tiny_config(objective={"name": "cispo"}).cautions()
+    assert re.search(r"objective.epsilon_high 0.2 .*cispo.*usual bound is 5", caution)
+    assert not tiny_config(objective={"name": "cispo", "epsilon_high": 5.0}).cautions()
+    assert not tiny_config().cautions()
