@@ -1,7 +1,8 @@
 """`python -m torch_ref.parity --config C --out DIR`: the parity contract measured on a real run's batches.
 
 Trains with `jax_grpo` for some iterations, recording what it trained on; replays it with both implementations at three
-precisions; writes results.json, README.md and pictures. Exit status 1 if anything is outside its tolerance.
+precisions; then lets both trainers take iterations of several epochs, minibatches and micro-batches on the same rollouts;
+writes results.json, README.md and pictures. Exit status 1 if anything is outside its tolerance.
 """
 
 import argparse
@@ -32,9 +33,11 @@ from jax_grpo.trainer import Trainer
 from jax_grpo.update import init_state, make_update
 from jax_grpo.weights import save_hf, to_hf
 from torch_ref import parity_report
+from torch_ref import train as torch_train
 from torch_ref.batch import from_arrays
 from torch_ref.compare import TOLERANCES, logp_error, observable, scalar_errors, tensor_errors
 from torch_ref.model import GPT2
+from torch_ref.options import Options
 from torch_ref.replay import STORAGE, with_logp
 from torch_ref.replay import replay as torch_replay
 from torch_ref.update import optimiser_step, precision, start
@@ -43,6 +46,13 @@ from torch_ref.weights import load_hf
 Arrays = dict[str, np.ndarray]
 ADAMW_STEPS = 20
 CURVES = ("loss", "kl/mean")
+# What a rollout leaves behind; log-probabilities of the old policy and the reference each trainer has to find itself.
+ROLLOUT = (
+    "input_ids", "attention_mask", "completion_mask", "stopped", "sampling_logp", "rewards", "group_ids",
+)  # fmt: skip
+SEVERAL_ITERATIONS = 3
+# What two programs round differently: in float64 nothing but the last bits of log-probabilities, which have no relative accuracy.
+ROUNDING = ("logp_mismatch/mean", "logp_mismatch/max")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +72,7 @@ def record_run(config: Config, folder: Path) -> Recorded:
     batches, metrics = [], []
     for iteration in range(config.iterations):
         measured, scored, batch = trainer.iterate(iteration)
-        batches.append(record(batch, scored.rewards_B, trainer.group_ids()))
+        batches.append(record(batch, scored.rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size))
         metrics.append({name: measured[name] for name in (*CURVES, "reward/mean")})
     save_hf(after, trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
     trainer.task.close()
@@ -79,7 +89,12 @@ def at(config: Config, dtype: str, weights: Path) -> Config:
 def both(config: Config, weights: Path) -> tuple[Policy, GPT2]:
     """The same weights in both implementations."""
     dtype = config.model.compute_dtype
-    return load_policy(config.model, config.seed, 1), load_hf(weights, dtype=STORAGE[dtype], remat=config.model.remat)
+    policy, model = (
+        load_policy(config.model, config.seed, 1),
+        load_hf(weights, dtype=STORAGE[dtype], remat=config.model.remat),
+    )
+    model.vocabulary = policy.tokenizer.vocab_size
+    return policy, model
 
 
 def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
@@ -108,7 +123,7 @@ def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, ro
     def logits(params):
         merged = nnx.merge(policy.graphdef, params)
         hidden = merged(jnp.asarray(ids), jnp.asarray(mask))
-        embedding = merged.wte.embedding[...][: policy.architecture.vocab_size].astype(hidden.dtype)
+        embedding = merged.wte.embedding[...][: model.vocabulary].astype(hidden.dtype)
         wide = jnp.promote_types(hidden.dtype, jnp.float32)
         return jnp.einsum("bth,vh->btv", hidden, embedding, preferred_element_type=wide)
 
@@ -138,6 +153,56 @@ def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tupl
             expected = {n: p.detach().numpy() - begin[n] for n, p in model.named_parameters()}
             errors = tensor_errors(observable(moved), observable(expected), "")
     return errors, curves
+
+
+def several(config: Config, iterations: int = SEVERAL_ITERATIONS) -> Config:
+    """The config with 2 epochs, and minibatches, micro-batches and an adaptive beta where it can have them; in float64."""
+    values = config.model_dump()
+    prompts = config.prompts.per_iteration
+    minibatches = next((count for count in range(2, prompts + 1) if prompts % count == 0), 1)
+    values["update"] |= {"epochs": 2, "minibatches": minibatches, "micro_batches": 1, "warmup_steps": 0}
+    values["kl"] |= {"guardrail": "log", "adaptive": config.kl.beta_min <= config.kl.beta <= config.kl.beta_max}
+    values["model"] |= {"compute_dtype": "float64", "param_dtype": "float64"}
+    made = Config.model_validate(values | {"iterations": iterations, "record_batches": 0})
+    return made.with_micro_batches(made.possible_micro_batches()[:2][-1])
+
+
+def whole_iterations(config: Config, folder: Path) -> dict[str, Any]:
+    """Both trainers through whole iterations on the rollouts of `jax_grpo`'s: every step of every epoch; call under x64.
+
+    The reference gets tokens, masks and rewards, and finds by itself the old and the reference log-probabilities, the
+    advantages, and which rows each optimiser step trains on. The rollouts follow `jax_grpo`'s parameters, so an error grows.
+
+    Returns:
+        `iterations`: errors of each iteration's metrics, relative, of `ROUNDING` absolute in nats; `change`: relative L2 of each
+        parameter's change over all of them; `metrics`: the reference's, by iteration; `config`: what was compared.
+    """
+    ours = Trainer(config)
+    save_hf(folder, ours.policy.architecture, ours.state.params, ours.tokenizer)
+    begin = {name: x.copy() for name, x in to_hf(ours.state.params, ours.policy.architecture).items()}
+    weights = config.model.model_copy(update={"weights": str(folder)})
+    theirs = torch_train.Trainer(config.model_copy(update={"model": weights}), Options())
+    errors, metrics = [], []
+    for iteration in range(config.iterations):
+        measured, scored, batch = ours.iterate(iteration)
+        arrays = record(batch, scored.rewards_B, ours.group_ids())
+        kept = ROLLOUT if config.advantage.components == "sum_first" else (*ROLLOUT, "advantages")
+        shared = from_arrays({name: arrays[name] for name in kept}, config, dtype=STORAGE["float64"])
+        steps = theirs.optimise(theirs.scored(shared), iteration)
+        expected = torch_train.over_steps(steps) | {"optimizer_step": theirs.state.step, "steps": len(steps)}
+        found = {name: np.asarray(x) for name, x in measured.items()}
+        reference = {name: np.asarray(x) for name, x in expected.items()}
+        gaps = {name: abs(float(found.pop(name)) - float(reference.pop(name))) for name in ROUNDING}
+        errors.append(scalar_errors(found, reference, TOLERANCES["float64"].floor) | gaps)
+        metrics.append(expected)
+    moved = {n: x - begin[n] for n, x in to_hf(ours.state.params, ours.policy.architecture).items()}
+    expected = {n: p.detach().numpy() - begin[n] for n, p in theirs.state.model.named_parameters()}
+    ours.task.close()
+    theirs.task.close()
+    names = ("epochs", "minibatches", "micro_batches")
+    shape = {name: getattr(config.update, name) for name in names} | {"adaptive": config.kl.adaptive}
+    change = tensor_errors(observable(moved), observable(expected), "")
+    return {"iterations": errors, "change": change, "metrics": metrics, "config": shape}
 
 
 def sampling_agreement(arrays: Arrays, scored: Arrays) -> dict[str, Any]:
@@ -196,6 +261,10 @@ def measure(config: Config, folder: Path, note: Any) -> dict[str, Any]:
             batches = recorded.batches[: ADAMW_STEPS if dtype == "float64" else None]
             note(f"{dtype}: {len(batches)} optimiser steps on the same rollouts")
             results["change"][dtype], results["curves"][dtype] = many_steps(settings, recorded.before, batches)
+    jax.config.update("jax_enable_x64", True)
+    note(f"float64: {SEVERAL_ITERATIONS} iterations of several optimiser steps by both trainers")
+    with jax.default_matmul_precision("highest"):
+        results["several"] = whole_iterations(several(config), folder / "several")
     jax.config.update("jax_enable_x64", False)
     return results | {"seconds": round(time.perf_counter() - began)}
 
@@ -212,6 +281,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--iterations", type=int, default=50, help="recorded iterations, one optimiser step each")
     arguments, overrides = parser.parse_known_args(argv)
     single = {"update.epochs": 1, "update.minibatches": 1, "evaluation.positions": 0, "update.warmup_steps": 0}
+    single |= {"kl.guardrail": "log"}  # the other one may not stand beside one step an iteration
     fixed = [text for name, value in single.items() for text in (f"--{name}", str(value))]
     counts = ["--iterations", str(arguments.iterations), "--record_batches", str(arguments.iterations)]
     try:

@@ -50,7 +50,18 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
         change = results["change"][dtype]
         worst = max(change, key=change.__getitem__)
         rows.append(Row("change after AdamW steps, relative L2", dtype, change[worst], _short(worst), allowed.change))
-    return rows
+    return rows + _several_rows(results["several"])
+
+
+def _several_rows(several: dict[str, Any]) -> list[Row]:
+    """Of the iterations of several optimiser steps."""
+    allowed, change = TOLERANCES["float64"], several["change"]
+    found = [(x, f"{n}, iteration {i}") for i, errors in enumerate(several["iterations"]) for n, x in errors.items()]
+    worst = max(change, key=change.__getitem__)
+    return [
+        Row("several steps an iteration: metrics", "float64", *max(found), allowed.scalars),
+        Row("several steps an iteration: change", "float64", change[worst], _short(worst), allowed.change),
+    ]
 
 
 def _named(errors: float | dict[str, float], kind: str) -> list[tuple[str, float]]:
@@ -98,6 +109,8 @@ def _page(results: dict[str, Any], rows: list[Row]) -> str:
             + ", ".join(f"{side} {gap['mean']:.1e} and {gap['max']:.1e}" for side, gap in sampling.items())
             + " nats.",
             "",
+            _several_said(results["several"]),
+            "",
             "![relative error of every gradient by layer](gradients.png)",
             "![loss and KL of both implementations on the same rollouts](curves.png)",
             "![rollout log-probabilities against both trainers](sampling.png)",
@@ -109,6 +122,17 @@ def _page(results: dict[str, Any], rows: list[Row]) -> str:
             + f"; {results['seconds']} s.",
             "",
         ]
+    )
+
+
+def _several_said(several: dict[str, Any]) -> str:
+    shape, steps = several["config"], int(several["metrics"][-1]["optimizer_step"])
+    beta = [metrics["beta"] for metrics in several["metrics"]]
+    moves = f"an adaptive beta, {beta[0]:.3g} to {beta[-1]:.3g}" if shape["adaptive"] else "a constant beta"
+    return (
+        f"*Several steps an iteration*: both trainers through {len(beta)} iterations of {shape['epochs']} epochs x "
+        f"{shape['minibatches']} minibatches x {shape['micro_batches']} micro-batches, {steps} optimiser steps, with {moves}; the "
+        "reference is given tokens, masks and rewards, and finds everything else itself."
     )
 
 
