@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -37,6 +37,9 @@ NICER = 10  # added to the niceness of the thread that writes
 # for each of its threads; the failure itself is raised and reported by `wait`.
 NOISE = ("Skipping merge of OCDBT", "_SignalingThread.run() raised an exception")
 logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in NOISE))
+
+MEASURED = "measured"  # in a manifest: names of every metric that the run had measured by then
+EVALUATED = "eval/"  # names of metrics of held-out prompts begin with it
 
 Say = Callable[[str], None]
 
@@ -110,14 +113,38 @@ class Checkpoints:
         """Whether the interval of the config ends here."""
         return self._config.every > 0 and iterations_done % self._config.every == 0
 
-    def save(self, iterations_done: int, state: Any, content: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    def require_measured(self, names: Collection[str]) -> None:
+        """Refuses a metric to rank checkpoints by that is none of the run's.
+
+        Args:
+            names: of every metric that the run has measured so far.
+
+        Raises:
+            CheckpointError: lists them.
+        """
+        name = self._config.best_metric
+        if self._config.keep_best and name not in names:
+            raise CheckpointError(
+                f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(names))}"
+            )
+
+    def save(
+        self,
+        iterations_done: int,
+        state: Any,
+        content: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        measured: Collection[str] = (),
+    ) -> None:
         """Starts writing the state after `iterations_done` iterations; returns once the values are off the device.
 
         Args:
             iterations_done: names the checkpoint; one that was saved last is not saved again.
             state: pytree of arrays.
             content: JSON values to keep beside it.
-            metrics: latest value of every metric, kept beside it too; `checkpoint.best_metric` is looked up here.
+            metrics: of this very moment, kept beside it too; `checkpoint.best_metric` is looked up here, and a checkpoint
+                without it is not ranked.
+            measured: names of other metrics that the run has.
 
         Raises:
             CheckpointError: the previous write failed, the disk has no room for this one, or there is no such metric.
@@ -125,21 +152,35 @@ class Checkpoints:
         self.wait()
         if iterations_done == self._last_saved:
             return
-        name = self._config.best_metric
-        if self._config.keep_best and name not in metrics:
-            raise CheckpointError(
-                f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(metrics))}"
-            )
+        names = sorted({*metrics, *measured})
+        self.require_measured(names)
         leaves = named(state)
         self._require_room(iterations_done, leaves)
         with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
             arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
         described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
-        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
-        self._pending = self._writer.submit(
-            self._write, iterations_done, arrays, dict(content) | {"arrays": described, "metrics": finite}
-        )
+        content = dict(content) | {"arrays": described, "metrics": _finite(metrics), MEASURED: names}
+        self._pending = self._writer.submit(self._write, iterations_done, arrays, content)
         self._last_saved = iterations_done
+
+    def add_metrics(self, iterations_done: int, metrics: Mapping[str, float]) -> None:
+        """Adds what was measured of a checkpoint's weights after it was saved, and ranks it; without one it does nothing.
+
+        Raises:
+            CheckpointError: see `wait`; or its manifest cannot be read or written.
+        """
+        self.wait()
+        path = self.folder / files.folder_name(iterations_done)
+        if not files.is_checkpoint(path):
+            return
+        content = files.read_manifest(path)
+        added = {"metrics": content["metrics"] | _finite(metrics)}
+        added[MEASURED] = sorted({*content.get(MEASURED, content["metrics"]), *metrics})
+        try:
+            files.write_manifest(path, content | added)
+        except OSError as error:
+            raise CheckpointError(self._failure(iterations_done, error)) from error
+        self._discard_superseded()
 
     def poll(self) -> None:
         """Raises what a finished write left behind, without waiting for one that still runs."""
@@ -179,9 +220,12 @@ class Checkpoints:
 
     def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> Path:
         path = files.publish(self.folder, iteration, lambda target: write_arrays(target, arrays), content)
+        self._discard_superseded()
+        return path
+
+    def _discard_superseded(self) -> None:
         for old in self._superseded():
             files.discard(old)
-        return path
 
     def _superseded(self) -> list[Path]:
         """Complete checkpoints that are neither among the last nor among the best."""
@@ -195,10 +239,15 @@ class Checkpoints:
         return [path for path in found if path not in keep]
 
     def _score(self, path: Path) -> float | None:
+        """What ranks the checkpoint; None where it was not measured of its weights."""
+        name = self._config.best_metric
         try:
-            return files.read_manifest(path)["metrics"].get(self._config.best_metric)
+            content = files.read_manifest(path)
         except CheckpointError:
             return None
+        if name.startswith(EVALUATED) and MEASURED not in content:
+            return None  # by an earlier version, which kept the newest evaluation there was, of the weights before
+        return content["metrics"].get(name)
 
     def newest_sound(self, say: Say) -> Origin | None:
         """The newest checkpoint whose every file has the bytes that were written, read into host memory; None if there are none.
@@ -227,6 +276,10 @@ class Checkpoints:
         for path in later:
             files.discard(path)
         return later
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _step_back() -> None:

@@ -85,10 +85,7 @@ def publish(
         written |= {name: _fingerprint(working / name) for name in every if name not in written}
         files = {name: written[name] for name in every}
         content = content | {"format": FORMAT, "iteration": iteration, "files": files}
-        with (working / MANIFEST).open("w", encoding="utf-8") as file:
-            json.dump({"sha256": _json_hash(content), "content": content}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        write_manifest(working, content)
         for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
             _sync_folder(path)
         if final.exists():
@@ -99,6 +96,25 @@ def publish(
         shutil.rmtree(working, ignore_errors=True)
         raise
     return final
+
+
+def write_manifest(path: Path, content: dict[str, Any]) -> None:
+    """Writes the manifest of a checkpoint's folder, or puts another in its place; it is there whole at every moment.
+
+    Raises:
+        OSError: the disk is full or cannot be written; the manifest that was there still is.
+    """
+    unfinished = path / f"{UNFINISHED}{MANIFEST}"
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump({"sha256": _json_hash(content), "content": content}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path / MANIFEST)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _sync_folder(path)
 
 
 def discard(path: Path) -> None:

@@ -109,12 +109,29 @@ class Config(Section):
                     f"task.mixture.{name}.max_new_tokens {part.max_new_tokens} exceeds rollout.max_new_tokens "
                     f"{self.rollout.max_new_tokens}"
                 )
+        self._require_rankable()
         penalty = self.objective.overlong_penalty
         if penalty is not None and penalty.length > self.rollout.max_new_tokens:
             raise ValueError(
                 f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {self.rollout.max_new_tokens}"
             )
         return self
+
+    def _require_rankable(self) -> None:
+        """A checkpoint is ranked by the evaluation of its own weights, so that each one that is saved must be evaluated."""
+        best, held_out, saves = self.checkpoint.best_metric, self.evaluation, self.checkpoint.every
+        if not (self.checkpoint.keep_best and best.startswith("eval/")):
+            return
+        for name, value in (("positions", held_out.positions), ("every", held_out.every)):
+            if not value:
+                raise ValueError(
+                    f"checkpoint.best_metric {best!r} needs evaluation.{name} of at least 1; it is {value}"
+                )
+        if saves % held_out.every:
+            raise ValueError(
+                f"checkpoint.every {saves} must be a multiple of evaluation.every {held_out.every} when checkpoint.best_metric "
+                f"is {best!r}: a checkpoint is ranked by the evaluation of its own weights"
+            )
 
     def with_micro_batches(self, parts: int) -> "Config":
         """The config with this `update.micro_batches`.

@@ -15,7 +15,8 @@ class ModelConfig(Section):
     """The policy's weights, tokenizer and precision."""
 
     weights: str | None = None
-    """`packaged:rook-small`, a Hugging Face folder (safetensors), or null: random weights of the sizes below."""
+    """`packaged:rook-small`, a Hugging Face folder (safetensors), a run's folder, a checkpoint, or null: random weights of the
+    sizes below."""
     tokenizer: str = "gpt2"
     """`gpt2`, `chess`, or a folder with vocab.json and merges.txt."""
     vocab_size: Count | None = None
@@ -431,7 +432,9 @@ class CheckpointConfig(Section):
     keep_best: CountOrZero = 1
     """Best checkpoints to keep besides; 0: none."""
     best_metric: Text = "reward/mean"
-    """Metric that says which are best (TRL: metric_for_best_model); `eval/greedy/reward` needs evaluation.every."""
+    """Metric that says which are best (TRL: metric_for_best_model). `eval/...` is of the checkpoint's own weights and needs an
+    evaluation at every save; all others are of the iteration before the save: its rollout came from the weights before its update.
+    """
     best_is: Literal["largest", "smallest"] = "largest"
     """TRL: greater_is_better."""
 

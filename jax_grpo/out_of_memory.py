@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import jax
 
 from jax_grpo.config import Config
+from jax_grpo.evaluation.during_training import BATCH
 from jax_grpo.phases import Phases
 
 
@@ -46,6 +47,11 @@ def _advice(program: str, config: Config) -> str:
         return (
             f"It generates prompts.per_iteration {prompts} x rollout.group_size {group} = {prompts * group} completions of "
             f"up to {config.rollout.max_new_tokens} tokens side by side: lower one of the three"
+        )
+    if program == "evaluation":
+        return (
+            f"It generates completions of up to {config.rollout.max_new_tokens} tokens for {BATCH} held-out prompts side by "
+            f"side: lower rollout.max_new_tokens or prompts.max_prompt_tokens, or set evaluation.positions 0"
         )
     parts, now = next_micro_batches(config), config.update.parts
     if parts is None:

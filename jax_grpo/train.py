@@ -20,11 +20,12 @@ from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
-from jax_grpo.evaluation.during_training import Evaluation, Evaluator
+from jax_grpo.evaluation.during_training import Evaluator
 from jax_grpo.flops import ImpossibleRate
 from jax_grpo.health_log import HealthLog
 from jax_grpo.memory.micro_batches import chosen
 from jax_grpo.metrics import MetricsError, MetricsLog
+from jax_grpo.milestones import Milestones
 from jax_grpo.out_of_memory import DeviceOutOfMemory
 from jax_grpo.phases import Watchdog
 from jax_grpo.profiling import Profiler
@@ -34,7 +35,6 @@ from jax_grpo.resume import (
     CHECKPOINTS,
     OPTIONS,
     PROGRAM,
-    Origin,
     abandon_others,
     bring_metrics,
     command,
@@ -118,47 +118,33 @@ def train(
                 console.note(f"continuing after iteration {first} from {origin.path}{changed}")
             for caution in config.cautions():
                 console.warning(f"caution: {caution}")
-            done = run_iterations(trainer, evaluator, log, console, checkpoints, stop, origin)
+            milestones = Milestones(trainer, evaluator, log, console, checkpoints, origin)
+            done = run_iterations(trainer, milestones, log, console, stop)
             if done < config.iterations:
                 console.note(
                     f"stopped after iteration {done} of {config.iterations}; continue with\n    {command(argv)}"
                 )
                 return run_dir
-            evaluation = evaluate(evaluator, trainer, done, log, console)[0]
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
-        made = pictures.save_all(run_dir, evaluator, evaluation)
+        made = pictures.save_all(run_dir, evaluator, milestones.evaluation)
         record_finish(run_dir)
         print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *made]))
         return run_dir
 
 
 def run_iterations(
-    trainer: Trainer,
-    evaluator: Evaluator | None,
-    log: MetricsLog,
-    console: Console,
-    checkpoints: Checkpoints,
-    stop: StopSignals,
-    origin: Origin | None,
+    trainer: Trainer, milestones: Milestones, log: MetricsLog, console: Console, stop: StopSignals
 ) -> int:
     """Iterations after the origin's, until the last or a stop signal, all of them saved; returns how many are done in all."""
     config = trainer.config
-    first = done = origin.iteration if origin else 0
-    latest: dict[str, float] = dict(origin.content["metrics"]) if origin else {}  # every metric's newest value
-
-    def save() -> None:
-        checkpoints.save(done, trainer.state, trainer.manifest(done, log.position()), latest)
-
     profiler = Profiler(config.profile, log.path.parent)
     health = HealthLog(log.path.parent, config, trainer.task.component_weights, console.warning)
     with Watchdog(console.note) as watchdog:
-        while done < config.iterations and not stop.requested:
-            if done == 0 or (config.evaluation.every and done % config.evaluation.every == 0):
-                latest |= evaluate(evaluator, trainer, done, log, console)[1]
+        milestones.begin()
+        while (done := milestones.done) < config.iterations and not stop.requested:
             with profiler.iteration(done):
                 metrics, scored, batch = trainer.iterate(done, watchdog.begin(done))
             watchdog.end()
-            latest |= metrics
             log.write(metrics)
             components = applicable(scored.components, scored.prompts)
             log.histograms(done, {f"reward/{name}": values for name, values in components.items()})
@@ -172,26 +158,9 @@ def run_iterations(
                 log.samples(done, rows)
             if done < config.record_batches:
                 save_batch(log.path.parent / "batches", done, batch, scored, trainer)
-            done += 1
-            checkpoints.poll()
-            if checkpoints.due(done):
-                save()
-        if done > first:
-            save()
-        checkpoints.wait()
+            milestones.iteration_ends(metrics, stopping=stop.requested)
+        milestones.end()
     return done
-
-
-def evaluate(
-    evaluator: Evaluator | None, trainer: Trainer, iteration: int, log: MetricsLog, console: Console
-) -> tuple[Evaluation | None, dict[str, float]]:
-    """Asks the held-out prompts, if there are any; returns the answers and their metrics, which are also logged."""
-    if evaluator is None:
-        return None, {}
-    evaluation = evaluator(trainer.state.params)
-    log.write({"iteration": iteration, **evaluation.metrics})
-    console.evaluation(iteration, evaluation.metrics)
-    return evaluation, evaluation.metrics
 
 
 def save_batch(folder: Path, iteration: int, batch: Batch, scored: Scored, trainer: Trainer) -> None:

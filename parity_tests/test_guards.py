@@ -158,6 +158,13 @@ def test_out_of_memory_names_the_program_and_a_micro_batch_that_is_smaller():
         explained(phases, tiny),
     ):
         phases.run("rollout", lambda: jnp.zeros((1 << 24, 1 << 24)))
+    with (
+        pytest.raises(
+            DeviceOutOfMemory, match=r"the evaluation program .* 64 held-out prompts .* evaluation.positions 0"
+        ),
+        explained(phases, tiny),
+    ):
+        phases.run("evaluation", lambda: jnp.zeros((1 << 24, 1 << 24)))
     with pytest.raises(ZeroDivisionError), explained(phases, tiny):
         phases.run("update", lambda: 1 // 0)
 

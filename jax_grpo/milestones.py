@@ -1,0 +1,112 @@
+"""What is done with weights between two iterations: they are evaluated, then saved, so that their own evaluation ranks them.
+
+A stop signal's weights are saved at once, and evaluated when the run continues. The metrics that belong to a checkpoint end before
+its evaluation: a run that continues makes that again, or, where it was of the end only, goes on without it. Trains nothing.
+"""
+
+from jax_grpo.checkpoint import EVALUATED, MEASURED, Checkpoints
+from jax_grpo.console import Console
+from jax_grpo.evaluation.during_training import Evaluation, Evaluator
+from jax_grpo.metrics import MetricsLog
+from jax_grpo.out_of_memory import explained
+from jax_grpo.phases import Phases
+from jax_grpo.resume import Origin
+from jax_grpo.trainer import Trainer
+
+
+class Milestones:
+    """Evaluations and checkpoints of a run's weights.
+
+    Attributes:
+        done: iterations done in all.
+        evaluation: of the weights after them; None while there is none.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        evaluator: Evaluator | None,
+        log: MetricsLog,
+        console: Console,
+        checkpoints: Checkpoints,
+        origin: Origin | None,
+    ):
+        self._trainer, self._evaluator, self._log = trainer, evaluator, log
+        self._console, self._checkpoints, self._origin = console, checkpoints, origin
+        self._first = self.done = origin.iteration if origin else 0
+        self.evaluation: Evaluation | None = None
+        self._metrics: dict[str, float] = {}  # of the newest iteration
+        self._position: int | None = None  # of the metrics file before the evaluation
+        self._measured = (
+            set(origin.content.get(MEASURED, origin.content["metrics"])) if origin else set()
+        )  # names so far
+
+    def begin(self) -> None:
+        """Evaluates the weights that the run begins or continues with, if it is their turn.
+
+        Raises:
+            CheckpointError: checkpoints are to be ranked by a held-out metric that there is not.
+        """
+        if not self._evaluates():
+            return
+        self._evaluate()
+        if self._trainer.config.checkpoint.best_metric.startswith(EVALUATED):
+            self._checkpoints.require_measured(self._measured)
+        if self._origin:  # its checkpoint was saved before it was evaluated: by a stop signal, or by an earlier version
+            self._rank()
+
+    def iteration_ends(self, metrics: dict[str, float], *, stopping: bool) -> None:
+        """Counts an iteration; evaluates its weights and saves them if it is their turn.
+
+        Args:
+            metrics: of the iteration.
+            stopping: whether the run is to stop, which does not wait for an evaluation.
+        """
+        self.done += 1
+        self._metrics, self.evaluation, self._position = metrics, None, None
+        self._measured.update(metrics)
+        self._checkpoints.poll()
+        if self._evaluates() and not stopping:
+            try:
+                self._evaluate()
+            except Exception:
+                self._save()  # the iterations themselves are sound
+                raise
+        if self._checkpoints.due(self.done):
+            self._save()
+
+    def end(self) -> None:
+        """Saves what is not saved yet, and evaluates the last weights of a run that is complete."""
+        if self.done > self._first:
+            self._save()
+        if self.done == self._trainer.config.iterations and self.evaluation is None and self._evaluates():
+            self._evaluate()  # a signal came in the last iteration
+            self._rank()
+        self._checkpoints.wait()
+
+    def _evaluates(self) -> bool:
+        config = self._trainer.config
+        every = config.evaluation.every
+        turn = self.done in (0, config.iterations) or (every > 0 and self.done % every == 0)
+        return self._evaluator is not None and turn
+
+    def _evaluate(self) -> None:
+        assert self._evaluator is not None, "see `_evaluates`"
+        self._position = self._log.position()
+        phases, ask = Phases(), self._evaluator
+        with explained(phases, self._trainer.config):
+            found: Evaluation = phases.run("evaluation", lambda: ask(self._trainer.state.params), wait=False)
+        self.evaluation, metrics = found, found.metrics
+        self._log.write({"iteration": self.done, **metrics})
+        self._console.evaluation(self.done, metrics)
+        self._measured.update(metrics)
+
+    def _save(self) -> None:
+        own = self._metrics | (self.evaluation.metrics if self.evaluation else {})
+        position = self._log.position() if self._position is None else self._position
+        manifest = self._trainer.manifest(self.done, position)
+        self._checkpoints.save(self.done, self._trainer.state, manifest, own, self._measured)
+
+    def _rank(self) -> None:
+        if self.evaluation:
+            self._checkpoints.add_metrics(self.done, self.evaluation.metrics)
