@@ -11,15 +11,19 @@ from jax_grpo.config_loading import ConfigError, did_you_mean
 
 PACKAGED_MODELS = Path(__file__).parent / "assets" / "models"
 PACKAGED = "packaged:"
+RUN_WEIGHTS = "weights"  # the folder of a finished run's exported weights, in its run folder
 
 
 def weights_directory(weights: str) -> Path:
-    """Folder of `packaged:NAME` or of a path."""
-    return PACKAGED_MODELS / weights.removeprefix(PACKAGED) if weights.startswith(PACKAGED) else Path(weights)
+    """Folder of what a user calls a model: `packaged:NAME`, a run's folder (its exported weights), or the path itself."""
+    if weights.startswith(PACKAGED):
+        return PACKAGED_MODELS / weights.removeprefix(PACKAGED)
+    exported = Path(weights) / RUN_WEIGHTS
+    return exported if (exported / "config.json").is_file() else Path(weights)
 
 
 def require_weights(weights: str | None) -> None:
-    """Refuses a packaged model that is not there, and a path that is not a Hugging Face folder.
+    """Refuses a packaged model that is not there, a run without exported weights, and any other folder without a model.
 
     Raises:
         ConfigError: names what was looked for, where, and what to put there.
@@ -32,13 +36,20 @@ def require_weights(weights: str | None) -> None:
             hint = did_you_mean(weights, names)
             raise ConfigError(f"model.weights is {weights!r}; the packaged models are {', '.join(names)}.{hint}")
         return
-    file = Path(weights) / "config.json"
-    if not file.is_file() and not is_checkpoint(Path(weights)):
+    folder = weights_directory(weights)
+    file = folder / "config.json"
+    if file.is_file() or is_checkpoint(folder):
+        return
+    if (folder / "config.yaml").is_file():
         raise ConfigError(
-            f"model.weights is {weights!r}, but {file} does not exist; expected a Hugging Face folder: put the model's "
-            f"config.json and model.safetensors in {Path(weights).absolute()}, use packaged:rook-small, or give a checkpoint "
-            f"(runs/NAME/checkpoints/000050)"
+            f"{folder} is the folder of a run that has not exported its weights ({folder / RUN_WEIGHTS} is missing): finish "
+            f"it with --resume auto, or give one of its checkpoints ({folder}/checkpoints/NUMBER)"
         )
+    raise ConfigError(
+        f"model.weights is {weights!r}, but {file} does not exist; expected a Hugging Face folder: put the model's "
+        f"config.json and model.safetensors in {Path(weights).absolute()}, use packaged:rook-small, or give a finished "
+        f"run's folder or a checkpoint (runs/NAME/checkpoints/000050)"
+    )
 
 
 def require_source(source: str) -> None:

@@ -1,5 +1,6 @@
 """From a config to a tokenizer, a graph definition and parameters on the device. The one place that resolves weight names."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from flax import nnx
 from jax_grpo.checkpoint import load_params as load_checkpoint
 from jax_grpo.checkpoint_files import is_checkpoint
 from jax_grpo.config import ConfigError
-from jax_grpo.config_files import weights_directory
+from jax_grpo.config_files import require_weights, weights_directory
 from jax_grpo.config_sections import ModelConfig
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.tokenizer import Tokenizer
@@ -21,6 +22,14 @@ class Policy(NamedTuple):
 
     architecture: GPT2Config
     tokenizer: Tokenizer
+    graphdef: Any
+    params: Any
+
+
+class Model(NamedTuple):
+    """The same without a tokenizer, for work on token ids."""
+
+    architecture: GPT2Config
     graphdef: Any
     params: Any
 
@@ -37,36 +46,56 @@ def random_architecture(config: ModelConfig, tokenizer: Tokenizer) -> GPT2Config
 
 
 def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
+    """The config's tokenizer and its model (`load_model`), whose vocabulary must have room for the tokenizer's.
+
+    Raises:
+        ConfigError: vocabulary or context do not fit the tokenizer or the rollout.
+        TokenizerError: no such tokenizer.
+        WeightsError, CheckpointError: see `load_model`.
+    """
+    tokenizer = Tokenizer.load(config.tokenizer)
+
+    def require_room(architecture: GPT2Config) -> None:
+        if architecture.vocab_size < tokenizer.vocab_size:
+            raise ConfigError(
+                f"model.tokenizer {config.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "
+                f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
+            )
+
+    model = load_model(config, seed, context, require_room)
+    return Policy(model.architecture, tokenizer, model.graphdef, model.params)
+
+
+def load_model(
+    config: ModelConfig, seed: int, context: int, require: Callable[[GPT2Config], None] = lambda architecture: None
+) -> Model:
     """Builds the model and loads its weights, or initialises them from `seed` when the config names none.
 
     Args:
         config: the config's `model` section.
         seed: of the initialisation.
         context: tokens a sequence may have (prompt and completion); must fit the model's positions.
+        require: raises where the architecture will not do.
 
     Raises:
-        ConfigError: vocabulary or context do not fit the tokenizer or the rollout.
+        ConfigError: there are no such weights, or the context does not fit them.
         WeightsError: the folder's files are not a GPT-2.
         CheckpointError: the folder is a checkpoint, and damaged.
     """
-    tokenizer = Tokenizer.load(config.tokenizer)
     dtypes = {"param_dtype": jnp.dtype(config.param_dtype), "compute_dtype": jnp.dtype(config.compute_dtype)}
     if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
         raise ConfigError(
             "model.compute_dtype or model.param_dtype is float64: set JAX_ENABLE_X64=1, else JAX uses float32"
         )
     if config.weights is None:
-        architecture = random_architecture(config, tokenizer)
+        architecture = random_architecture(config, Tokenizer.load(config.tokenizer))
         params = None
     else:
+        require_weights(config.weights)
         folder = weights_directory(config.weights)
         load = load_checkpoint if is_checkpoint(folder) else load_hf
         architecture, params = load(folder, dtypes["param_dtype"])
-    if architecture.vocab_size < tokenizer.vocab_size:
-        raise ConfigError(
-            f"model.tokenizer {config.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "
-            f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
-        )
+    require(architecture)
     if architecture.max_position_embeddings < context:
         raise ConfigError(
             f"prompts.max_prompt_tokens (rounded up to a bucket) + rollout.max_new_tokens = {context} tokens; the model "
@@ -80,4 +109,4 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
 
     if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
         params = jax.jit(lambda: nnx.state(build(), nnx.Param))()
-    return Policy(architecture, tokenizer, nnx.split(nnx.eval_shape(build), nnx.Param)[0], params)
+    return Model(architecture, nnx.split(nnx.eval_shape(build), nnx.Param)[0], params)

@@ -180,9 +180,9 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.match", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--weights", default="packaged:rook-small", help="packaged:NAME, Hugging Face folder or checkpoint"
+        "--weights", default="packaged:rook-small", help="packaged:NAME, run folder, Hugging Face folder, checkpoint"
     )
-    parser.add_argument("--tokenizer", help="chess, gpt2 or a folder; default: the weights' own, else gpt2")
+    parser.add_argument("--tokenizer", help="chess, gpt2 or a folder; default: the weights' own")
     parser.add_argument("--prompt-style", choices=("best_move", "full"), default="best_move")
     parser.add_argument("--games", type=int, default=20, help="(20)")
     parser.add_argument("--opponent", choices=("stockfish", "random"), default="stockfish")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.checkpoint_files import is_checkpoint
-from jax_grpo.named_weights import RUN_WEIGHTS
+from jax_grpo.config_files import RUN_WEIGHTS
 from jax_grpo.run_folder import read_record
 
 USAGE = """```python

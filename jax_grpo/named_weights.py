@@ -11,12 +11,11 @@ import jax
 
 from jax_grpo.checkpoint import content_hash
 from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
-from jax_grpo.config_files import require_weights, weights_directory
+from jax_grpo.config_files import PACKAGED, RUN_WEIGHTS, require_weights, weights_directory
 from jax_grpo.config_sections import ModelConfig
 from jax_grpo.loading import Policy, load_policy
 from jax_grpo.weights import WeightsError, read_config
 
-RUN_WEIGHTS = "weights"  # the folder of a finished run's exported weights, in its run folder
 GPT2_VOCABULARY = 50257
 
 
@@ -24,19 +23,10 @@ def find_weights(name: str) -> str:
     """What `model.weights` would be: a run's folder becomes its exported weights, all else stays.
 
     Raises:
-        ConfigError: there is no such packaged model or folder.
-        WeightsError: a run's folder without exported weights.
+        ConfigError: there is no such packaged model or folder, or it is a run's without exported weights.
     """
-    folder = Path(name)
-    if (folder / RUN_WEIGHTS / "config.json").is_file():
-        return str(folder / RUN_WEIGHTS)
-    if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
-        raise WeightsError(
-            f"{folder} is the folder of a run that has not exported its weights ({folder / RUN_WEIGHTS} is missing): finish "
-            f"it with --resume auto, or give one of its checkpoints ({folder}/checkpoints/NUMBER)"
-        )
     require_weights(name)
-    return name
+    return name if name.startswith(PACKAGED) else str(weights_directory(name))
 
 
 def find_tokenizer(weights: str) -> str:
@@ -58,17 +48,23 @@ def find_tokenizer(weights: str) -> str:
     )
 
 
-def load_named(name: str, compute_dtype: str = "float32") -> Policy:
+def load_named(name: str, compute_dtype: str = "float32", *, tokenizer: str | None = None, context: int = 1) -> Policy:
     """The policy of a name, ready to run.
+
+    Args:
+        name: what a user calls a model.
+        compute_dtype: of activations.
+        tokenizer: `chess`, `gpt2` or a folder; None: the weights' own, see `find_tokenizer`.
+        context: tokens a sequence may have.
 
     Raises:
         ConfigError, WeightsError, TokenizerError, CheckpointError: see `find_weights`, `find_tokenizer` and `load_policy`.
     """
     weights = find_weights(name)
     config = ModelConfig.model_validate(
-        {"weights": weights, "tokenizer": find_tokenizer(weights), "compute_dtype": compute_dtype}
+        {"weights": weights, "tokenizer": tokenizer or find_tokenizer(weights), "compute_dtype": compute_dtype}
     )
-    return load_policy(config, seed=0, context=1)
+    return load_policy(config, seed=0, context=context)
 
 
 def display_name(name: str) -> str:

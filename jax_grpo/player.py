@@ -13,16 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
-from jax_grpo.config_files import require_weights, weights_directory
-from jax_grpo.config_sections import ModelConfig
-from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2
+from jax_grpo.named_weights import load_named
 from jax_grpo.rollout import PromptTokens, decode_completions, encode_prompts, make_generate
 from jax_grpo.sampling import Sampling
 from jax_grpo.tasks.policy import parse_full
 from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
-from jax_grpo.tokenizer import Tokenizer, TokenizerError
 
 PROMPT_TOKENS = 96  # every prompt is padded to it; the few longer ones to the next multiple of 32
 MOVES = 64  # legal moves scored together; a position with more takes several passes
@@ -64,35 +60,22 @@ class Choice(NamedTuple):
         return self.logp is not None
 
 
-def tokenizer_of(weights: str) -> str:
-    """Name or folder for `Tokenizer.load`: a checkpoint's, or the weights folder's own where it has one, else `gpt2`."""
-    folder = weights_directory(weights)
-    if is_checkpoint(folder):
-        return read_manifest(folder)["config"]["model"]["tokenizer"]
-    try:
-        Tokenizer.load(str(folder))
-    except TokenizerError:
-        return "gpt2"
-    return str(folder)
-
-
 class Player:
     """Loaded weights; a program is compiled at the first use of its sampling settings.
 
     Args:
-        weights: `packaged:NAME`, a Hugging Face folder or a checkpoint.
-        tokenizer: `chess`, `gpt2` or a folder; None: `tokenizer_of(weights)`.
+        weights: see `named_weights`.
+        tokenizer: `chess`, `gpt2` or a folder; None: the weights' own.
         style: a key of `STYLES`.
 
     Raises:
-        ConfigError, WeightsError, CheckpointError: the weights cannot be used.
+        ConfigError, WeightsError, TokenizerError, CheckpointError: the weights cannot be used.
     """
 
     def __init__(self, weights: str, tokenizer: str | None = None, style: str = "best_move"):
-        require_weights(weights)
         self._style = STYLES[style]
-        config = ModelConfig(weights=weights, tokenizer=tokenizer or tokenizer_of(weights))
-        self._policy = load_policy(config, 0, PROMPT_TOKENS + self._style.max_new_tokens)
+        context = PROMPT_TOKENS + self._style.max_new_tokens
+        self._policy = load_named(weights, tokenizer=tokenizer, context=context)
         self._stop_rule = policy_stop()
         self._stop_table_SV = self._stop_rule.token_table(self._policy.tokenizer)
         self._generate: dict[Sampling, Callable] = {}

@@ -22,8 +22,9 @@ from flax import nnx
 
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import Batch, CannotCut, FlatTokens
+from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.loading import Policy, load_policy
+from jax_grpo.loading import Model, Policy, load_model
 from jax_grpo.update import init_state, make_score, make_step
 from jax_grpo.weights import WeightsError, to_hf
 
@@ -62,6 +63,19 @@ def read_batch(path: str | Path) -> dict[str, np.ndarray]:
     if "advantages" not in arrays and not {"rewards", "group_ids"} <= set(arrays):
         raise BatchError(f"{path}: needs advantages [B], or rewards [B] with group_ids [B]; found {sorted(arrays)}")
     return arrays
+
+
+def require_known_ids(path: str | Path, arrays: dict[str, np.ndarray], vocab_size: int) -> None:
+    """Refuses token ids that the model has no embedding of: JAX would take the nearest row, and say nothing.
+
+    Raises:
+        BatchError: names the ids and the vocabulary.
+    """
+    low, high = int(arrays["input_ids"].min(initial=0)), int(arrays["input_ids"].max(initial=0))
+    if low < 0 or high >= vocab_size:
+        raise BatchError(
+            f"{path}: input_ids are {low} to {high}; expected 0 to {vocab_size - 1}, the model's vocabulary"
+        )
 
 
 def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
@@ -106,7 +120,7 @@ def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
     )
 
 
-def completed(batch: Batch, policy: Policy, config: Config) -> Batch:
+def completed(batch: Batch, policy: Model | Policy, config: Config) -> Batch:
     """The batch with the log-probabilities and entropies that the config needs and the file lacks, by the given weights."""
     needs_ref = config.kl.beta > 0 and batch.ref_logp_BS is None
     needs_entropy = config.objective.entropy_quantile > 0 and batch.entropy_BS is None
@@ -121,7 +135,7 @@ def completed(batch: Batch, policy: Policy, config: Config) -> Batch:
     )
 
 
-def replay(config: Config, policy: Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def replay(config: Config, policy: Model | Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
     policy = policy._replace(graphdef=_restricted(policy, arrays))
     batch = completed(batch_from(arrays, config), policy, config)
@@ -143,7 +157,7 @@ def _restricted(policy: Policy, arrays: dict[str, np.ndarray]) -> Any:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
-    parser.add_argument("--weights", required=True, help="Hugging Face folder")
+    parser.add_argument("--weights", required=True, help="packaged:NAME, run folder, Hugging Face folder, checkpoint")
     parser.add_argument("--batch", required=True, help="recorded .npz")
     parser.add_argument("--out", required=True, help=".npz to write")
     parser.add_argument(
@@ -159,9 +173,11 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(args.config, [*overrides, "--model.weights", args.weights])
         arrays = read_batch(args.batch)
         with jax.default_matmul_precision("highest"):
-            out = replay(config, load_policy(config.model, config.seed, arrays["input_ids"].shape[1]), arrays)
+            model = load_model(config.model, config.seed, arrays["input_ids"].shape[1])
+            require_known_ids(args.batch, arrays, model.architecture.vocab_size)
+            out = replay(config, model, arrays)
         np.savez(args.out, allow_pickle=False, **out)
-    except (BatchError, CannotCut, ConfigError, WeightsError, OSError) as error:
+    except (BatchError, CannotCut, CheckpointError, ConfigError, WeightsError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     print(f"{args.out}: loss {float(out['loss']):.6g}, grad_norm {float(out['grad_norm']):.6g}")
 

@@ -24,13 +24,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jax_grpo.compilation import training_options
 from jax_grpo.config import ConfigError, load_yaml
+from jax_grpo.config_sections import ModelConfig
 from jax_grpo.lm_head.materialised import token_logprobs
+from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.optimiser import decays
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import KINDS, Row, rows
 from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.weights import load_hf, save_hf
+from jax_grpo.weights import save_hf
 
 LENGTH_MULTIPLE = 32  # batches are padded to a multiple, so that only a few shapes are compiled
 CHUNK_BATCHES = 16  # rows are sorted by length within this many batches
@@ -55,7 +57,7 @@ class Stage(pydantic.BaseModel):
 
 
 class SFTConfig(pydantic.BaseModel):
-    """Config of the warm start. `weights` continues from a Hugging Face folder; otherwise the sizes make a new model."""
+    """Config of the warm start. `weights` (see `named_weights`) are continued from; otherwise the sizes make a new model."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -157,10 +159,8 @@ def train(config: SFTConfig) -> Path:
         model = GPT2(architecture, rngs=nnx.Rngs(config.seed), compute_dtype=dtype)
         graphdef, params = nnx.split(model, nnx.Param)
     else:
-        architecture, params = load_hf(config.weights)
-        graphdef, _ = nnx.split(
-            nnx.eval_shape(lambda: GPT2(architecture, rngs=nnx.Rngs(0), compute_dtype=dtype)), nnx.Param
-        )
+        described = {"weights": config.weights, "tokenizer": config.tokenizer, "compute_dtype": config.compute_dtype}
+        architecture, _, graphdef, params = load_policy(ModelConfig.model_validate(described), config.seed, context=1)
 
     optimiser = make_optimiser(config)
     opt_state = optimiser.init(params)

@@ -184,9 +184,9 @@ def _claim_stdout() -> Callable[[str], None]:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.uci", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--weights", default="packaged:rook-small", help="packaged:NAME, Hugging Face folder or checkpoint"
+        "--weights", default="packaged:rook-small", help="packaged:NAME, run folder, Hugging Face folder, checkpoint"
     )
-    parser.add_argument("--tokenizer", help="chess, gpt2 or a folder; default: the weights' own, else gpt2")
+    parser.add_argument("--tokenizer", help="chess, gpt2 or a folder; default: the weights' own")
     parser.add_argument(
         "--prompt-style",
         choices=("best_move", "full"),

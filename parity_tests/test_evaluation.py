@@ -356,7 +356,7 @@ def test_names_of_weights_that_cannot_be_used_are_one_clear_error(tmp_path):
     with pytest.raises(ConfigError, match=r"config.json does not exist; expected a Hugging Face folder"):
         find_weights(str(tmp_path))
     (tmp_path / "config.yaml").write_text("")
-    with pytest.raises(WeightsError, match=r"a run that has not exported its weights .* --resume auto"):
+    with pytest.raises(ConfigError, match=r"a run that has not exported its weights .* --resume auto"):
         find_weights(str(tmp_path))
 
 

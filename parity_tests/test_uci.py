@@ -21,7 +21,7 @@ from jax_grpo.config_sections import ModelConfig
 from jax_grpo.data.mates import read_mates
 from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.player import MOVE_TOKENS, MOVES, Player, tokenizer_of
+from jax_grpo.player import MOVE_TOKENS, MOVES, Player
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sampling import Sampling
 from jax_grpo.tokenizer import Tokenizer
@@ -175,12 +175,6 @@ def test_the_full_prompt_answers_with_the_move_after_its_last_field():
     written = [player.choose(chess.Board(position.fen)).written for position in POSITIONS[:6]]
     print(written)
     assert sum(bool(re.fullmatch("[a-h][1-8][a-h][1-8][qrbn]?", text)) for text in written) >= 4
-
-
-def test_the_tokenizer_is_the_weights_own(tmp_path):
-    assert tokenizer_of("packaged:rook-small").endswith("rook-small")
-    assert Tokenizer.load(tokenizer_of("packaged:rook-small")).name == "chess"
-    assert tokenizer_of(str(tmp_path)) == "gpt2"
 
 
 # The protocol ----------------------------------------------------------------------------------------------------------

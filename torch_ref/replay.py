@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.config_files import weights_directory
 from torch_ref import options as choices
 from torch_ref.batch import Batch, read_batch
 from torch_ref.model import GPT2
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m torch_ref.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
-    parser.add_argument("--weights", required=True, help="Hugging Face folder")
+    parser.add_argument("--weights", required=True, help="packaged:NAME, run folder or Hugging Face folder")
     parser.add_argument("--batch", required=True, help="recorded .npz")
     parser.add_argument("--out", required=True, help=".npz to write")
     parser.add_argument("--dtype", choices=sorted(STORAGE), help="compute dtype; float64 also stores in it")
@@ -65,10 +66,16 @@ def main(argv: list[str] | None = None) -> None:
         chosen = choices.options(arguments)
         storage = STORAGE[config.model.compute_dtype]
         with choices.computing(chosen):
-            model = choices.prepare(load_hf(arguments.weights, dtype=storage, remat=config.model.remat), chosen)
+            weights = weights_directory(arguments.weights)
+            model = choices.prepare(load_hf(weights, dtype=storage, remat=config.model.remat), chosen)
             batch = read_batch(arguments.batch, config, dtype=storage, device=chosen.device)
             with np.load(arguments.batch) as recorded:
                 model.vocabulary = int(recorded.get("vocabulary", model.vocabulary))
+            low, high = int(batch.input_ids_BT.min()), int(batch.input_ids_BT.max())
+            if low < 0 or high >= model.config.vocab_size:
+                raise ValueError(
+                    f"{arguments.batch}: input_ids are {low} to {high}, not 0 to {model.config.vocab_size - 1}"
+                )
             arrays = replay(config, model, with_logp(batch, model, config), chosen.adamw)
         np.savez(arguments.out, allow_pickle=False, **arrays)
     except (ConfigError, OSError, ValueError) as error:
