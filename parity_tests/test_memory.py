@@ -19,13 +19,15 @@ from conftest import config
 from jax_grpo import aot, targets
 from jax_grpo.bench import step_memory
 from jax_grpo.config import load_config
+from jax_grpo.evaluation import during_training
 from jax_grpo.memory import buffers
 from jax_grpo.memory.__main__ import main
-from jax_grpo.memory.compiled import compile_program, device
-from jax_grpo.memory.largest import largest
+from jax_grpo.memory.compiled import compile_program, device, program_bytes
+from jax_grpo.memory.largest import bytes_of, largest
 from jax_grpo.memory.measured import fresh
 from jax_grpo.memory.parts import parts
 from jax_grpo.memory.shapes import run_of
+from jax_grpo.train import make_evaluator
 from jax_grpo.trainer import Trainer
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -60,6 +62,54 @@ def test_the_arguments_are_those_that_the_trainer_gives(tmp_path):
     assert planned["rollout"] == seen["generate"][0]
     assert [planned["score"], planned["reference"]] == seen["score"]
     assert planned["update"] == seen["update"][0]
+
+
+def test_the_evaluations_programs_are_those_that_the_evaluator_runs(tmp_path):
+    settings = tiny(run_dir=str(tmp_path), evaluation={"positions": 3})
+    trainer, seen = Trainer(settings), {}
+    evaluator = make_evaluator(trainer)
+    assert evaluator is not None
+    for mode, program in evaluator._generate.items():
+
+        def spy(*arguments, mode=mode, program=program):
+            seen[mode] = [(np.shape(x), jnp.asarray(x).dtype.name) for x in jax.tree.leaves(arguments)]
+            return program(*arguments)
+
+        evaluator._generate[mode] = spy
+    evaluator(trainer.state.params)
+    planned = {
+        program.name: [(leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(program.arguments)]
+        for program in run_of(settings).programs
+    }
+    assert {f"evaluation/{mode}": shapes for mode, shapes in seen.items()} == {
+        name: shapes for name, shapes in planned.items() if name.startswith("evaluation/")
+    }
+    assert len(seen) == 2 and not any(name.startswith("evaluation/") for name in names_of(tiny()))
+
+
+def names_of(settings) -> list[str]:
+    return [program.name for program in run_of(settings).programs]
+
+
+def test_a_small_run_needs_what_its_evaluation_needs_and_that_grows_with_its_batch_and_cap(monkeypatch):
+    """64 held-out prompts at a time beside two of training: the evaluation is the largest program by far."""
+
+    def needs(cap: int = 6) -> int:
+        small = {"prompts": {"per_iteration": 2, "max_prompt_tokens": 80}, "evaluation": {"positions": 3}}
+        rollout = {"group_size": 2, "max_new_tokens": cap}
+        return bytes_of(tiny(**small, rollout=rollout, kl={"beta": 0.1}), "evaluation/sampled", "cpu")
+
+    plain, longer = needs(), needs(cap=24)
+    run = run_of(tiny(prompts={"per_iteration": 2, "max_prompt_tokens": 80}, rollout={"group_size": 2}))
+    others = {program.name: program_bytes("cpu", program) for program in run.programs}
+    monkeypatch.setattr(during_training, "BATCH", 128)
+    wider = needs()
+    print(
+        f"evaluation {plain / 1e6:.2f} MB, cap 24: {longer / 1e6:.2f}, 128 prompts: {wider / 1e6:.2f}; others {others}"
+    )
+    assert plain > max(others.values()), "its parameters, moments and reference included"
+    # four times the completions' keys and values; twice those of the prompts too: 2 layers, 2 arrays, 32 wide, 4 bytes
+    assert longer - plain > 64 * 18 * 2 * 2 * 32 * 4 and wider - plain > 64 * 80 * 2 * 2 * 32 * 4
 
 
 @pytest.mark.slow

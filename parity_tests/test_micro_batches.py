@@ -9,8 +9,9 @@ from conftest import config
 from safetensors.numpy import load_file
 from short_runs import TIMES
 
-from jax_grpo.config import ConfigError, load_config
+from jax_grpo.config import Config, ConfigError, load_config
 from jax_grpo.memory.compiled import program_bytes
+from jax_grpo.memory.largest import bytes_of
 from jax_grpo.memory.micro_batches import MARGIN, NothingFits, available, chosen, fewest, limit_of
 from jax_grpo.memory.shapes import run_of
 from jax_grpo.train import train
@@ -99,6 +100,24 @@ def test_a_limit_below_one_completion_is_refused_before_training():
         NothingFits, match=r"needs 0\.\d+ GB with one completion at a time, and 90% of 0.000 GB may be used"
     ):
         chosen(settings(micro_batches="auto", memory_limit_gb=1e-6, minibatches=4), print)
+
+
+def test_an_evaluation_that_no_micro_batch_makes_smaller_is_refused_by_its_name():
+    """64 held-out prompts beside two of training: the update fits, the evaluation does not."""
+    values = settings(micro_batches="auto").model_dump()
+    values["prompts"]["per_iteration"], values["rollout"]["group_size"] = 2, 2
+    values["evaluation"]["positions"] = 1
+    plain = Config.model_validate(values)
+    update = bytes_of(plain.with_micro_batches(1), "update", "local")
+    evaluation = max(
+        bytes_of(plain.with_micro_batches(1), f"evaluation/{mode}", "local") for mode in ("greedy", "sampled")
+    )
+    assert update < 0.9 * evaluation
+    values["update"]["memory_limit_gb"] = (update + evaluation) / 2 / (1 - MARGIN) / 1e9
+    with pytest.raises(
+        NothingFits, match=r"the evaluation/\w+ program needs .* however the update is cut.*evaluation\.positions 0"
+    ):
+        chosen(Config.model_validate(values), print)
 
 
 def test_a_changed_batch_that_the_old_number_does_not_cut_is_chosen_for_anew():

@@ -3,7 +3,7 @@
 Every number is a function of (weights, prompts, seed). Knows nothing of training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,8 +14,28 @@ from jax_grpo.rollout import decode_completions, encode_prompts, make_generate
 from jax_grpo.sampling import Sampling
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.checked import checked_score
+from jax_grpo.tokenizer import Tokenizer
 
 BATCH = 64  # prompts generated together; the last batch is filled up and the fill dropped
+
+
+def make_programs(
+    graphdef: Any, tokenizer: Tokenizer, task: Task, *, max_new_tokens: int, temperature: float
+) -> dict[str, Callable[..., Any]]:
+    """The compiled generation of each mode, by name; the memory report compiles these very ones, for `BATCH` prompts."""
+    return {
+        mode: make_generate(
+            graphdef,
+            vocab_size=tokenizer.vocab_size,
+            pad_id=tokenizer.pad_id,
+            group_size=1,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_table_SV=task.stop_rule.token_table(tokenizer),
+            accept_state=task.stop_rule.accept,
+        )
+        for mode, sampling in {"greedy": Sampling(temperature=0.0), "sampled": Sampling(temperature)}.items()
+    }
 
 
 class Evaluation(NamedTuple):
@@ -58,19 +78,9 @@ class Evaluator:
             tokens = encode_prompts([self.prompts[i].text for i in rows], self._tokenizer, max_prompt_tokens)
             states = np.array([self.prompts[i].start_state for i in rows], np.int32)
             self._batches.append((rows, tokens, states, caps([self.prompts[i] for i in rows], max_new_tokens)))
-        self._generate = {
-            mode: make_generate(
-                policy.graphdef,
-                vocab_size=self._tokenizer.vocab_size,
-                pad_id=self._tokenizer.pad_id,
-                group_size=1,
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                stop_table_SV=task.stop_rule.token_table(self._tokenizer),
-                accept_state=task.stop_rule.accept,
-            )
-            for mode, sampling in {"greedy": Sampling(temperature=0.0), "sampled": Sampling(temperature)}.items()
-        }
+        self._generate = make_programs(
+            policy.graphdef, self._tokenizer, task, max_new_tokens=max_new_tokens, temperature=temperature
+        )
 
     def __call__(self, params: Any) -> Evaluation:
         """Generates and scores every prompt in both modes."""

@@ -75,7 +75,8 @@ def largest_micro_batch(config: Config, device: Device) -> tuple[int, int]:
 def largest_batch(config: Config, device: Device) -> tuple[int, int]:
     """Completions an iteration can have at most, and the device's bytes then.
 
-    With micro-batches of one prompt the rollout is the program that grows fastest: it holds every completion's cache.
+    With micro-batches of one prompt the rollout is the program that grows fastest: it holds every completion's cache. (The
+    evaluation's batch is the same whatever an iteration's is.)
     """
     prompts, needed = largest(
         lambda prompts: bytes_of(with_sizes(config, prompts, prompts), "rollout", device.target),

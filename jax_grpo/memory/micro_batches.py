@@ -1,5 +1,6 @@
 """`update.micro_batches: auto`: the fewest micro-batches whose update fits, by the bytes of the compiled program.
 
+What no micro-batch makes smaller, the rollout and the evaluation, must fit as well.
 A new run chooses once, before anything is allocated; one that continues keeps its checkpoint's number, since another cut rounds
 otherwise. Knows no trainer: `train` and the memory report's command line ask.
 """
@@ -11,8 +12,10 @@ from typing import Any
 import jax
 
 from jax_grpo.config import Config
-from jax_grpo.memory.compiled import HERE, POOL, device
+from jax_grpo.memory.compiled import HERE, POOL, device, program_bytes
 from jax_grpo.memory.largest import bytes_of
+from jax_grpo.memory.parts import generates, outside
+from jax_grpo.memory.shapes import run_of
 
 MARGIN = 0.1  # of the limit: fragmentation, a GPU's workspaces, a CPU's thread stacks and packed operands
 GB = 1e9
@@ -20,8 +23,15 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
+ROLLOUT = "rollout"
+FEWER = {  # by whether the program is the rollout
+    True: "lower prompts.per_iteration, rollout.group_size, rollout.max_new_tokens or prompts.max_prompt_tokens",
+    False: "lower rollout.max_new_tokens or prompts.max_prompt_tokens, or set evaluation.positions 0",
+}
+
+
 class NothingFits(ValueError):
-    """Even one completion at a time needs more than the limit."""
+    """Even one completion at a time needs more than the limit, or a program that no micro-batch makes smaller does."""
 
 
 def chosen(
@@ -36,7 +46,7 @@ def chosen(
         before: the config of the checkpoint to continue from.
 
     Raises:
-        NothingFits: names the limit and what to change.
+        NothingFits: names the program, the limit and what to change.
     """
     if config.update.micro_batches != "auto":
         return config
@@ -60,12 +70,29 @@ def chosen(
             f"{1 - MARGIN:.0%} of {limit / GB:.3f} GB may be used ({what}); set model.remat true or lm_head.implementation "
             f"chunked, or lower rollout.max_new_tokens"
         )
+    name, most = largest_generation(config, target)
+    if most > (1 - MARGIN) * limit:
+        raise NothingFits(
+            f"update.micro_batches auto: the {name} program needs {most / GB:.3f} GB however the update is cut, and "
+            f"{1 - MARGIN:.0%} of {limit / GB:.3f} GB may be used ({what}); {FEWER[name == ROLLOUT]}"
+        )
     rows = config.prompts.per_iteration * config.rollout.group_size // config.update.minibatches
     say(
         f"update.micro_batches: auto is {found}, of {rows // found} completions: {needs(found) / GB:.3f} GB of "
         f"{limit / GB:.3f} ({what}), {len(known)} programs compiled"
     )
     return config.with_micro_batches(found)
+
+
+def largest_generation(config: Config, target: str) -> tuple[str, int]:
+    """Of the run's programs that generate, the one that needs the most, and the device's bytes then."""
+    run = run_of(config.with_micro_batches(1)).seen_from(device(target).shares_host_memory)
+    needed = {
+        program.name: program_bytes(target, program) + outside(run, program)
+        for program in run.programs
+        if generates(program.name)
+    }
+    return max(needed.items(), key=lambda item: item[1])
 
 
 def fewest(possible: list[int], needs: Callable[[int], int], bytes_: float) -> int | None:

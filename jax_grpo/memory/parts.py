@@ -13,7 +13,7 @@ import jax
 from jax_grpo.decoding import chunk_lengths
 from jax_grpo.memory.buffers import Live
 from jax_grpo.memory.compiled import Compiled
-from jax_grpo.memory.shapes import Program, Run
+from jax_grpo.memory.shapes import EVALUATION, Program, Run
 
 PARTS = (
     "parameters",
@@ -65,9 +65,14 @@ def part_of(live: Live, run: Run, program: Program) -> str:
         return "gradients" if program.name == "update" and gradient else "weights cast"
     if {run.architecture.vocab_size, run.architecture.padded_vocab_size} & set(dims):
         return "logits"
-    if program.name == "rollout" and math.prod(dims) in _cache_sizes(run, program):
+    if generates(program.name) and math.prod(dims) in _cache_sizes(run, program):
         return "KV cache"
     return "activations"
+
+
+def generates(name: str) -> bool:
+    """Whether the program of that name makes completions, and so has a cache; micro-batches do not change those."""
+    return name == "rollout" or name.startswith(EVALUATION)
 
 
 def _cache_sizes(run: Run, program: Program) -> set[int]:

@@ -17,6 +17,7 @@ from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
 from jax_grpo.config import Config
 from jax_grpo.config_files import weights_directory
 from jax_grpo.config_sections import ModelConfig
+from jax_grpo.evaluation import during_training
 from jax_grpo.loading import random_architecture
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored
@@ -25,6 +26,7 @@ from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.update import TrainState, init_state
 from jax_grpo.weights import read_config
 
+EVALUATION = "evaluation/"  # beginning of the names of its programs
 HOST = "pinned_host"  # JAX's name of host memory that a device can read
 GPT2_SMALL = {"num_layers": 12, "num_heads": 12, "hidden_size": 768, "max_position_embeddings": 1024}
 
@@ -33,7 +35,7 @@ class Program(NamedTuple):
     """One program of a run: what jit makes of `function` for `arguments`.
 
     Attributes:
-        name: `rollout`, `score`, `reference` or `update`.
+        name: `rollout`, `score`, `reference` or `update`; `evaluation/greedy` or `evaluation/sampled` of held-out prompts.
         function: jitted; the trainer's own.
         arguments: trees of `jax.ShapeDtypeStruct`.
         holds: which of the run's resident arrays are among the arguments: `parameters`, `moments`, `reference`.
@@ -50,7 +52,7 @@ class Run:
     """Programs of a run and the arrays that stay in memory from one to the next, in bytes by name.
 
     Attributes:
-        programs: in the order they run.
+        programs: an iteration's in the order they run, then the evaluation's.
         resident: on the device.
         in_host: kept in the host's memory (`update.offload_optimizer`); see `seen_from`.
         architecture, assumed: see `architecture`.
@@ -152,4 +154,13 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
         batch = dataclasses.replace(batch, ref_logp_BS=jax.eval_shape(programs.score, reference, bare)[0])
     piece = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
     found.append(Program("update", programs.update, (state, piece), ("parameters", "moments")))
+    if config.evaluation.positions:
+        settings = config.rollout
+        modes = during_training.make_programs(
+            graphdef, tokenizer, task, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
+        )
+        batch_of = during_training.BATCH
+        held_out = [int32(batch_of, width)] * 2
+        asked = (params, *held_out, int32(batch_of), int32(batch_of), int32(), int32(), int32(batch_of))
+        found += [Program(f"{EVALUATION}{mode}", made, asked, ("parameters",)) for mode, made in modes.items()]
     return Run(tuple(found), resident, in_host, sizes, assumed)
