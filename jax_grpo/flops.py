@@ -1,7 +1,8 @@
 """Model FLOPs by formula, and how near a device's peak a phase of training came (MFU).
 
 Counted is what the algorithm needs, not what a program does: real tokens (no padding), keys a token may see, a prompt once for
-its G completions, and no recomputation. So MFU cannot be raised by wasting work, and above 100 % the number is wrong.
+its G completions, no recomputation, and no backward pass where there is no gradient (`useful_work`). So MFU cannot be raised by
+wasting work, and above 100 % the number is wrong.
 """
 
 import time
@@ -132,21 +133,16 @@ def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
     return share
 
 
-def rates(
-    sizes: GPT2Config, work: Work, passes: Mapping[str, float], seconds: Mapping[str, float], peak: float | None
-) -> dict[str, float]:
+def rates(work: Mapping[str, float], seconds: Mapping[str, float], peak: float | None) -> dict[str, float]:
     """Metrics of an iteration's phases: `flops_per_second/<phase>`, and `mfu/<phase>` where the device's peak is known.
 
     Args:
-        sizes: of the model.
-        work: of one forward pass over the iteration's tokens.
-        passes: forward passes' worth of FLOPs of each phase.
+        work: FLOPs of each phase.
         seconds: of each phase, around finished work.
         peak: of the device; None: unknown.
     """
     out: dict[str, float] = {}
-    for phase, count in passes.items():
-        flops = count * forward(sizes, work)
+    for phase, flops in work.items():
         if not flops or phase not in seconds:
             continue
         out[f"flops_per_second/{phase}"] = flops / seconds[phase]

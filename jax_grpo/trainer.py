@@ -31,6 +31,7 @@ from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.checked import checked_score
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
+from jax_grpo.useful_work import update_work
 
 
 class NonFiniteUpdates(RuntimeError):
@@ -268,17 +269,20 @@ class Trainer:
         # An empty step moves nothing: the first that has tokens is the first on fresh completions.
         out["ratio/first_deviation"] = next((float(s["ratio/deviation"]) for s in steps if not s["empty"]), math.nan)
         out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
-        passes = {
-            "rollout": 1,
-            "score": needs_old_logp(self.config) + (self.reference is not None),
-            "update": (1 + flops.BACKWARD) * len(steps) / self.config.update.minibatches,
-        }
+        sizes = self.policy.architecture
         assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
-        work = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
+        every = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
+        once, back = update_work(batch, self.config)
+        update = flops.forward(sizes, once) + flops.BACKWARD * flops.forward(sizes, back)
+        work = {
+            "rollout": flops.forward(sizes, every),
+            "score": (needs_old_logp(self.config) + (self.reference is not None)) * flops.forward(sizes, every),
+            "update": update * len(steps) / self.config.update.minibatches,
+        }
         peak = flops.device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
         # Scoring ran beside the rewards: its own time is not known, at most the two phases'.
         spans = seconds | {"score": seconds["score"] + seconds["reward"]}
-        out |= flops.rates(self.policy.architecture, work, passes, spans, peak)
+        out |= flops.rates(work, spans, peak)
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out
 

@@ -1,16 +1,22 @@
 """FLOPs by formula agree with what XLA counts, and a rate that no device has is an error."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import config
+from conftest import TINY, config, tiny_model, training_batch
 from flax import nnx
 
 from jax_grpo import flops
+from jax_grpo import loss as loss_terms
 from jax_grpo.batch import Batch, FlatTokens
+from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.trainer import Trainer
 from jax_grpo.update import make_gradient, make_score
+from jax_grpo.useful_work import update_work
 
 SIZES = GPT2Config(vocab_size=2048, num_layers=2, num_heads=4, hidden_size=256, max_position_embeddings=64)
 ROWS, LENGTH = 4, 64
@@ -65,13 +71,112 @@ def test_more_than_the_peak_is_refused_with_the_numbers():
 
 
 def test_rates_are_of_each_phase_and_without_a_known_peak_there_is_no_mfu():
-    work, one = flops.Work(10, 100, 10), flops.forward(SIZES, flops.Work(10, 100, 10))
-    passes, seconds = {"rollout": 1, "score": 0, "update": 3}, {"rollout": 2.0, "score": 1.0, "update": 1.0}
-    out = flops.rates(SIZES, work, passes, seconds, None)
+    one = flops.forward(SIZES, flops.Work(10, 100, 10))
+    work, seconds = {"rollout": one, "score": 0.0, "update": 3 * one}, {"rollout": 2.0, "score": 1.0, "update": 1.0}
+    out = flops.rates(work, seconds, None)
     assert out == {"flops_per_second/rollout": one / 2, "flops_per_second/update": 3 * one}
-    assert flops.rates(SIZES, work, passes, seconds, 4 * one)["mfu/update"] == pytest.approx(0.75)
+    assert flops.rates(work, seconds, 4 * one)["mfu/update"] == pytest.approx(0.75)
     assert flops.device_peak("cpu", "float32") is None
 
 
 def test_the_measured_peak_is_of_this_machine():
     assert 1e8 < flops.measured_peak("float32", 128) < 1e15
+
+
+def with_constant_rows(batch):
+    """Rows 1 and 6 and the whole last group have no advantage; row 2 and the whole group 1 are cut at the cap."""
+    advantages_B = batch.advantages_B.at[jnp.array([1, 6, 12, 13, 14, 15])].set(0)
+    stopped_B = batch.stopped_B.at[jnp.array([2, 4, 5, 6, 7])].set(False)
+    return dataclasses.replace(batch, advantages_B=advantages_B, stopped_B=stopped_B)
+
+
+@pytest.mark.parametrize(
+    ("options", "kl"),
+    [({}, 0.0), ({}, 0.1), ({"mask_truncated": True}, 0.0), ({"mask_truncated": True}, 0.1), ({"entropy_quantile": 0.5}, 0.0),
+     ({"entropy_coefficient": 0.01}, 0.0)],
+)  # fmt: skip
+def test_the_update_is_credited_for_the_tokens_that_have_a_gradient_and_no_others(options, kl):
+    """Counted by differentiating the loss in every token's log-probability and entropy, one row at a time."""
+    settings = config(objective=options, kl={"beta": kl})
+    batch = with_constant_rows(training_batch(*tiny_model()))
+    if kl == 0:
+        batch = dataclasses.replace(batch, ref_logp_BS=None)
+    entropy_BS = jnp.abs(jnp.asarray(np.random.default_rng(1).normal(size=batch.mask_BS.shape), jnp.float32)) + 0.1
+    batch = dataclasses.replace(batch, entropy_BS=entropy_BS if "entropy_quantile" in options else None)
+    weights_BS, policy_BS = loss_terms.token_weights(batch, settings, jnp.float32)
+    mask_BS = loss_terms.effective_mask(batch, settings, jnp.float32)
+    part = loss_terms.Weighted(batch, weights_BS, policy_BS, mask_BS)
+
+    def total(logp_BS, entropy_BS):
+        return jnp.sum(loss_terms.weighted_losses(part, (kl, 0.01), logp_BS, entropy_BS, settings))
+
+    # On-policy, so that no clip hides a gradient; the KL term's is 0 only where both models agree, which noise prevents.
+    gradients = jax.grad(total, (0, 1))(batch.old_logp_BS, entropy_BS)
+    learns_PGC = np.asarray((gradients[0] != 0) | (gradients[1] != 0)).reshape(4, 4, 6)
+    read_PGC = np.asarray(mask_BS != 0).reshape(4, 4, 6)
+    tokens, expected = batch.tokens, []
+    for wanted_PGC in (read_PGC, learns_PGC):
+        work = np.zeros(3, np.int64)
+        for prompt in range(4):
+            if wanted_PGC[prompt].any():
+                length = int(tokens.prompt_mask_PT[prompt].sum())
+                work += (length, sum(range(1, length + 1)), 0)
+                for row in np.flatnonzero(wanted_PGC[prompt].any(-1)):
+                    read = int(tokens.completion_mask_PGC[prompt, row].sum()) - 1
+                    keys = sum(length + i for i in range(1, read + 1))
+                    work += (read, keys, int(wanted_PGC[prompt, row].sum()))
+        expected.append(tuple(work))
+    found = update_work(batch, settings)
+    print(options, kl, "forward", found[0], "backward", found[1], "of", int(batch.mask_BS.sum()), "tokens")
+    assert [tuple(work) for work in found] == expected
+    assert found[1].predicted <= found[0].predicted
+    if not options and kl == 0:
+        assert found[1].predicted < found[0].predicted == int(batch.mask_BS.sum()), "constant rows are there to be told"
+
+
+@pytest.mark.parametrize("head", ["chunked", "materialised"])
+def test_the_heads_gradient_is_zero_on_exactly_the_rows_that_are_not_credited(head):
+    """What the programs do: the head's gradient in the hidden states has as many rows as the backward pass is credited for."""
+    graphdef, params = tiny_model()
+    settings = config(kl={"beta": 0.0}, lm_head={"implementation": head})
+    batch = dataclasses.replace(with_constant_rows(training_batch(graphdef, params)), ref_logp_BS=None)
+    hidden_BSH, targets_BS = batch.tokens.predictions(nnx.merge(graphdef, params))
+    embedding_VH = nnx.merge(graphdef, params).wte.embedding[...]
+    weights_BS, policy_BS = loss_terms.token_weights(batch, settings, jnp.float32)
+    mask_BS = loss_terms.effective_mask(batch, settings, jnp.float32)
+    part, shared = loss_terms.Weighted(batch, weights_BS, policy_BS, mask_BS), (jnp.float32(0), jnp.float32(0))
+    common = {"vocab_size": TINY.vocab_size, "temperature": 1.0}
+
+    def loss(hidden_BSH):
+        if head == "materialised":
+            logp_BS, entropy_BS = LM_HEADS[head](hidden_BSH, embedding_VH, targets_BS, **common)
+            return jnp.sum(loss_terms.weighted_losses(part, shared, logp_BS, entropy_BS, settings))
+
+        def token_loss(rows, shared, logp_C, entropy_C):
+            return loss_terms.weighted_losses(rows, shared, logp_C[:, None], entropy_C[:, None], settings).reshape(-1)
+
+        rows, work_BS = part.tokens_as_rows(), loss_terms.work(part, settings)
+        return FUSED_LOSSES[head](hidden_BSH, embedding_VH, targets_BS, work_BS, token_loss, rows, shared, **common)[0]
+
+    rows = int((np.abs(np.asarray(jax.grad(loss)(hidden_BSH))).max(-1) > 0).sum())
+    credited = update_work(batch, settings)[1].predicted
+    print(f"{head}: {rows} rows with a gradient, {credited} credited, {int(batch.mask_BS.sum())} tokens")
+    assert rows == credited < int(batch.mask_BS.sum())
+
+
+def test_a_run_without_signal_is_credited_for_no_backward_pass(tmp_path):
+    """No completion earns anything, and there is no KL term: the update's rate is that of its forward pass."""
+    settings = config(
+        run_dir=str(tmp_path),
+        model={"tokenizer": "chess", "num_layers": 1, "hidden_size": 16, "max_position_embeddings": 128},
+        task={"name": "length"},
+        prompts={"source": "selfplay", "selfplay_games": 1, "max_prompt_tokens": 80},
+        kl={"beta": 0.0},
+    )
+    trainer = Trainer(settings)
+    score = trainer._reward
+    trainer._reward = lambda *given: score(*given)._replace(rewards_B=np.zeros(16, np.float32))
+    metrics, _, batch = trainer.iterate(0)
+    everything = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
+    done = metrics["flops_per_second/update"] * metrics["time/update"]
+    assert done == pytest.approx(flops.forward(trainer.policy.architecture, everything), rel=1e-6)

@@ -1,0 +1,32 @@
+"""What an update has to compute of an iteration's batch: the tokens that have a gradient, and those whose value somebody reads.
+
+A completion whose loss is a constant 0 (no advantage, no KL term, no entropy bonus) needs no backward pass, and one that is masked
+whole not even a forward one. Programs skip some of that (`lm_head.loops`) and some not; MFU credits none of them for it.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo import flops
+from jax_grpo import loss as loss_terms
+from jax_grpo.batch import Batch, GroupedTokens
+from jax_grpo.config import Config
+from jax_grpo.lm_head.loops import IDLE, LEARNS
+
+
+def update_work(batch: Batch, config: Config) -> tuple[flops.Work, flops.Work]:
+    """Useful work of one pass over the batch, (forward, backward)."""
+    assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
+    weights_BS, policy_weights_BS = loss_terms.token_weights(batch, config, jnp.float32)
+    mask_BS = loss_terms.effective_mask(batch, config, jnp.float32)
+    part = loss_terms.Weighted(batch, weights_BS, policy_weights_BS, mask_BS)
+    work_PGC = np.asarray(loss_terms.work(part, config)).reshape(batch.tokens.completion_mask_PGC.shape)
+    return _needed(batch.tokens, work_PGC != IDLE), _needed(batch.tokens, work_PGC == LEARNS)
+
+
+def _needed(tokens: GroupedTokens, wanted_PGC: np.ndarray) -> flops.Work:
+    """Work for these tokens alone: through the blocks goes every completion that has one, and its group's prompt."""
+    completion_mask_PGC = np.asarray(tokens.completion_mask_PGC) * wanted_PGC.any(-1, keepdims=True)
+    prompt_mask_PT = np.asarray(tokens.prompt_mask_PT) * wanted_PGC.any((1, 2))[:, None]
+    found = flops.completions_work(prompt_mask_PT, completion_mask_PGC)
+    return found._replace(predicted=int(wanted_PGC.sum()))
