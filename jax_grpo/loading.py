@@ -62,12 +62,16 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
                 f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
             )
 
-    model = load_model(config, seed, context, require_room)
+    model = load_model(config, seed, context, require_room, vocabulary=tokenizer.vocab_size)
     return Policy(model.architecture, tokenizer, model.graphdef, model.params)
 
 
 def load_model(
-    config: ModelConfig, seed: int, context: int, require: Callable[[GPT2Config], None] = lambda architecture: None
+    config: ModelConfig,
+    seed: int,
+    context: int,
+    require: Callable[[GPT2Config], None] = lambda architecture: None,
+    vocabulary: int | None = None,
 ) -> Model:
     """Builds the model and loads its weights, or initialises them from `seed` when the config names none.
 
@@ -76,6 +80,7 @@ def load_model(
         seed: of the initialisation.
         context: tokens a sequence may have (prompt and completion); must fit the model's positions.
         require: raises where the architecture will not do.
+        vocabulary: tokens the softmax is over, where the weights have rows for more; None: for all of them.
 
     Raises:
         ConfigError: there are no such weights, or the context does not fit them.
@@ -103,9 +108,7 @@ def load_model(
         )
 
     def build() -> GPT2:
-        return GPT2(
-            architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, vocabulary=tokenizer.vocab_size, **dtypes
-        )
+        return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, vocabulary=vocabulary, **dtypes)
 
     if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
         params = jax.jit(lambda: nnx.state(build(), nnx.Param))()
