@@ -121,7 +121,7 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
 
     def build() -> GPT2:
         dtypes = {"param_dtype": jnp.dtype(model.param_dtype), "compute_dtype": jnp.dtype(model.compute_dtype)}
-        return GPT2(sizes, rngs=nnx.Rngs(0), remat=model.recomputed, **dtypes)
+        return GPT2(sizes, rngs=nnx.Rngs(0), remat=model.recomputed, vocabulary=tokenizer.vocab_size, **dtypes)
 
     graphdef, params = nnx.split(nnx.eval_shape(build), nnx.Param)
     state: TrainState = jax.eval_shape(lambda params: init_state(params, config), params)
