@@ -4,17 +4,35 @@ tensorboardX's `SummaryWriter` writes in a thread that dies when the disk is ful
 error reaches the run. Its message classes and bucket counts are used as they are. Knows no metric's meaning.
 """
 
+import contextlib
 import os
 import socket
 import struct
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 BUCKETS = 30
+
+
+@contextlib.contextmanager
+def _without_pytorch() -> Iterator[None]:
+    """tensorboardX imports PyTorch where that is installed, which takes seconds, for tensors that it is never given here.
+
+    An entry of None makes the import fail as if it were not installed, which tensorboardX allows for.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 class EventFile:
@@ -26,10 +44,10 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None):
-        # imported here: the package imports PyTorch where that is installed, which takes seconds
-        from tensorboardX import summary
-        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboardX.record_writer import masked_crc32c
+        with _without_pytorch():
+            from tensorboardX import summary
+            from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+            from tensorboardX.record_writer import masked_crc32c
 
         self._summary, self._event, self._checksum = summary, Event, masked_crc32c
         folder.mkdir(parents=True, exist_ok=True)
