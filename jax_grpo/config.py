@@ -56,7 +56,8 @@ class Config(Section):
     record_batches: CountOrZero = 0
     """Iterations whose batch is written for `jax_grpo.replay`."""
     compilation_cache: Text | None = "~/.cache/jax_grpo"
-    """Folder of compiled programs, which the next run takes from there; null: none. JAX_COMPILATION_CACHE_DIR goes before it."""
+    """Folder of compiled programs and of position files' checked rows, which the next run takes from there; null: none. For
+    programs JAX_COMPILATION_CACHE_DIR goes before it."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -96,6 +97,16 @@ class Config(Section):
         if self.model.weights is None and context is not None and needed > context:
             raise ValueError(
                 f"prompts.max_prompt_tokens + rollout.max_new_tokens = {needed} exceeds model.max_position_embeddings {context}"
+            )
+        asked, source = self.evaluation.positions, self.evaluation.source
+        if asked and source is None and self.prompts.split != "train":
+            raise ValueError(
+                f"prompts.split is {self.prompts.split}, so the run trains on the positions that evaluation.positions {asked} "
+                "would ask: give others as evaluation.source, or set evaluation.positions to 0"
+            )
+        if source is not None and not asked:
+            raise ValueError(
+                f"evaluation.source is {source!r}, but evaluation.positions is 0, which asks none of them; expected at least 1"
             )
         steps = self.optimizer_steps()
         if self.update.warmup_steps >= steps:
@@ -184,6 +195,8 @@ def check_files(config: Config) -> None:
     """
     require_weights(config.model.weights)
     require_source(config.prompts.source)
+    if config.evaluation.source is not None:
+        require_source(config.evaluation.source, "evaluation.source")
     require_run_dir(config.run_dir)
 
 

@@ -52,8 +52,8 @@ def require_weights(weights: str | None) -> None:
     )
 
 
-def require_source(source: str) -> None:
-    """Refuses a source of prompts that is neither a known name, nor a file, nor a data set's folder.
+def require_source(source: str, key: str = "prompts.source") -> None:
+    """Refuses a source of positions that is neither a known name, nor a file, nor a data set's folder.
 
     Raises:
         ConfigError: with the nearest name.
@@ -62,7 +62,7 @@ def require_source(source: str) -> None:
     if source not in ("packaged", "selfplay") and not path.is_file() and not (path / "provenance.json").is_file():
         hint = did_you_mean(source, ["packaged", "selfplay", *map(str, Path(source).parent.glob("*.*"))])
         raise ConfigError(
-            f"prompts.source is {source!r}: no such file; expected packaged, selfplay, a .jsonl, .csv, .parquet, .pgn "
+            f"{key} is {source!r}: no such file; expected packaged, selfplay, a .jsonl, .csv, .parquet, .pgn "
             f"or .txt file, or a folder made by `python -m jax_grpo.data`.{hint}"
         )
 

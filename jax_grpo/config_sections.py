@@ -160,8 +160,9 @@ class PromptsConfig(Section):
     """`packaged`, `selfplay`, a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`."""
     format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
     """`auto`: by the file's suffix."""
-    split: Literal["train", "heldout"] = "train"
-    """Of the packaged and self-play positions, and of a folder's; no position is in both."""
+    split: Literal["train", "heldout", "all"] = "train"
+    """No position is in both; a file's are split by a hash of the position, a tenth held out. `all` trains on both: then an
+    evaluation needs evaluation.source."""
     per_iteration: Count = 8
     """P: prompts of one iteration."""
     max_prompt_tokens: Count = 64
@@ -403,6 +404,9 @@ class EvaluationConfig(Section):
 
     positions: CountOrZero = 0
     """0: no evaluation."""
+    source: Text | None = None
+    """Where they come from, as prompts.source: a file is asked whole, of everything else the held-out split. Positions that the
+    run trains on are left out. null: the held-out split of prompts.source."""
     every: CountOrZero = 0
     """Iterations between evaluations; 0: at the start and the end."""
 

@@ -48,7 +48,18 @@ def read_positions(path: str | Path, file_format: str = "auto", *, allow_empty: 
     Raises:
         PositionFileError: see the class; also for an unknown ending, a missing and (unless allowed) an empty file.
     """
-    path = Path(path)
+    positions = list(open_positions(Path(path), file_format)[1])
+    if not positions and not allow_empty:
+        raise PositionFileError(f"{path}: no positions in it")
+    return positions
+
+
+def open_positions(path: Path, file_format: str = "auto") -> tuple[str, Iterator[Position]]:
+    """The format, a key of `READERS`, and the positions one by one, each checked when it is taken.
+
+    Raises:
+        PositionFileError: no such file, or an unknown ending; later the iterator's, see the class.
+    """
     if not path.is_file():
         raise PositionFileError(f"{path}: no such file; prompts.source is `packaged`, `selfplay` or a file")
     kind = FORMATS.get(path.suffix.lower()) if file_format == "auto" else file_format
@@ -56,10 +67,7 @@ def read_positions(path: str | Path, file_format: str = "auto", *, allow_empty: 
         raise PositionFileError(
             f"{path}: unknown ending {path.suffix!r}; expected {', '.join(FORMATS)} or prompts.format"
         )
-    positions = list(READERS[kind](path))
-    if not positions and not allow_empty:
-        raise PositionFileError(f"{path}: no positions in it")
-    return positions
+    return kind, READERS[kind](path)
 
 
 def _position(row: Mapping[str, Any], where: str) -> Position:

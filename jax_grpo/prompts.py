@@ -1,9 +1,10 @@
 """Positions to ask about, and their order: a pure function of (seed, step), so that a run can resume anywhere.
 
-Sources: the packaged positions, seeded self-play, a file (`position_files`), or a data set's folder (`data`). Knows nothing of
-prompts' texts or models.
+Sources: the packaged positions, seeded self-play, a file (`position_files`), or a data set's folder (`data`), each with a
+training and a held-out split. Knows nothing of prompts' texts or models.
 """
 
+import hashlib
 import itertools
 import random
 import zlib
@@ -13,22 +14,23 @@ from pathlib import Path
 
 import numpy as np
 
+from jax_grpo.checked_files import checked_table, packaged_table
 from jax_grpo.config_sections import PromptsConfig
 from jax_grpo.data.reading import read_set
-from jax_grpo.position_files import PositionFileError, read_positions
+from jax_grpo.position_files import PositionFileError
+from jax_grpo.position_table import PositionTable, joined, to_columns
 from jax_grpo.sft_rows import random_positions
+from jax_grpo.splits import FILE_SHARE, SHARES
 from jax_grpo.tasks.base import Position
-
-PACKAGED = Path(__file__).parent / "assets" / "positions"
 
 
 def read_packaged(split: str) -> list[Position]:
     """The repository's labelled positions, `train` or `heldout`."""
-    return read_positions(PACKAGED / f"{split}.parquet")
+    return list(packaged_table(split))
 
 
 def selfplay_positions(games: int, seed: int, split: str = "train") -> list[Position]:
-    """Distinct unlabelled positions of random games, in game order; a function of its arguments.
+    """Distinct unlabelled positions of random games, in game order; a function of its arguments. Split `all` is both.
 
     A tenth of all positions is `heldout` by a checksum of the position itself, so that no games of any seeds put one
     position in both splits: games apart are not enough, they all open alike.
@@ -37,7 +39,8 @@ def selfplay_positions(games: int, seed: int, split: str = "train") -> list[Posi
     for game in range(games):
         for board in itertools.takewhile(_first_game(), random_positions(random.Random(f"{seed}/{game}"))):
             key = board.epd()
-            if key not in found and (zlib.crc32(key.encode()) % 10 == 0) == (split == "heldout"):
+            side = "heldout" if zlib.crc32(key.encode()) % 10 == 0 else "train"
+            if key not in found and split in (side, "all"):
                 found[key] = Position(board.fen(), tuple(move.uci() for move in board.move_stack[-10:]))
     return list(found.values())
 
@@ -55,20 +58,49 @@ def _first_game():
     return same_game
 
 
-def load_positions(config: PromptsConfig, seed: int) -> list[Position]:
-    """Positions of the config's source.
+def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -> PositionTable:
+    """Positions of the config's source and split.
+
+    Args:
+        config: of the prompts.
+        seed: of self-play.
+        cache: `compilation_cache`, the folder where files that were checked once are found again; None: they are checked.
 
     Raises:
         PositionFileError: the file, its line, the value and what was expected.
     """
+    folder = None if cache is None else Path(cache).expanduser() / "positions"
     if config.source == "packaged":
-        return read_packaged(config.split)
+        tables = [packaged_table(split) for split in ("train", "heldout") if config.split in (split, "all")]
+        return joined(tables) if len(tables) > 1 else tables[0]
     if config.source == "selfplay":
-        offset = 0 if config.split == "train" else 1_000_000_007  # other games for the held-out split
-        return selfplay_positions(config.selfplay_games, seed + offset, config.split)
-    if Path(config.source).is_dir():
-        return read_set(Path(config.source), config.split)
-    return read_positions(config.source, config.format)
+        offset = 1_000_000_007 if config.split == "heldout" else 0  # other games for the held-out split
+        positions = selfplay_positions(config.selfplay_games, seed + offset, config.split)
+        content = hashlib.sha256("\n".join(position.fen for position in positions).encode()).hexdigest()
+        return PositionTable(to_columns(positions, keyed=False), f"fens:{content}")
+    path = Path(config.source)
+    if path.is_dir():
+        return read_set(path, config.split, folder)
+    return _of_file(checked_table(path, config.format, folder), path, config.split)
+
+
+def _of_file(table: PositionTable, path: Path, split: str) -> PositionTable:
+    """The positions of a split, by the hash that data sets are split by."""
+    if split == "all":
+        return table
+    heldout = table.keys() % SHARES < round(FILE_SHARE * SHARES)
+    part = table.kept(heldout == (split == "heldout"), f"{split} of {table.identity}")
+    if len(part):
+        return part
+    if split == "heldout":
+        raise PositionFileError(
+            f"{path} has no held-out positions: a hash of a position holds out about one in ten, and none of its {len(table)}. "
+            "Give others as evaluation.source, or set evaluation.positions to 0"
+        )
+    raise PositionFileError(
+        f"{path} has no positions to train on: a hash of a position holds out about one in ten, and all of its {len(table)}. "
+        "Set prompts.split to all, which trains on all of them"
+    )
 
 
 def sampling_numbers(numbers: Sequence[int], size: int) -> list[int]:
@@ -101,23 +133,23 @@ class PromptDataset:
     """
 
     def __init__(self, positions: Sequence[Position], seed: int):
-        if not positions:
+        if not len(positions):
             raise PositionFileError("prompts.source gave no positions")
-        self._positions = positions
+        self.positions = positions
         self._seed = seed
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     def batch(self, step: int, size: int) -> list[tuple[int, Position]]:
         """(number, position) of prompts `step * size` to `(step + 1) * size` of the endless order."""
         return [self._at(i) for i in range(step * size, (step + 1) * size)]
 
     def _at(self, index: int) -> tuple[int, Position]:
-        epoch, within = divmod(index, len(self._positions))
+        epoch, within = divmod(index, len(self.positions))
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._positions))
+            self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self.positions))
         number = int(self._order[within])
-        return number, self._positions[number]
+        return number, self.positions[number]

@@ -16,6 +16,7 @@ from jax_grpo.checkpoint import Checkpoints, Origin, load
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config
 from jax_grpo.config_sections import CheckpointConfig
+from jax_grpo.position_files import FORMATS
 from jax_grpo.run_folder import read_record
 
 PROGRAM = "python -m jax_grpo.train"
@@ -119,6 +120,14 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
         CheckpointError: a setting of `FIXED` differs, or the checkpoint is beyond the config's iterations; names the key.
     """
     before, now = flat(origin.content["config"]), flat(config.model_dump())
+    if _trained_on_a_whole_file(before):
+        before["prompts.split"] = "all"  # whatever stood there
+        if now["prompts.split"] != "all":
+            raise CheckpointError(
+                f"prompts.split is {now['prompts.split']!r}, but {origin.path} was made before files were split: it trains on "
+                f"every position of {before['prompts.source']}, and its held-out positions were among them. Set prompts.split "
+                "to all to continue it, and give others to ask as evaluation.source, or set evaluation.positions to 0"
+            )
     changed = {
         key: (before.get(key, ABSENT), now.get(key, ABSENT))
         for key in {**now, **before}
@@ -143,6 +152,15 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
             f"iterations is {config.iterations}, but {origin.path} is after {origin.iteration}; raise it, or give an earlier one"
         )
     return [f"{key}: {old} -> {new}" for key, (old, new) in changed.items()]
+
+
+def _trained_on_a_whole_file(before: Mapping[str, Any]) -> bool:
+    """Whether a run's positions were a file's at a time when `prompts.split` did not apply to files."""
+    source = before.get("prompts.source")
+    if "evaluation.source" in before or source in (None, "packaged", "selfplay"):
+        return False
+    named = before.get("prompts.format", "auto") != "auto" or Path(source).suffix.lower() in FORMATS
+    return named and not Path(source).is_dir()
 
 
 def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ field of a FEN (`rnbqkbnr/pppppppp/8/...`) becomes 64 tokens, so that a model se
 back to bytes. Knows nothing of tasks or models.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -183,6 +184,10 @@ class Tokenizer:
             byte_of = _gpt2_byte_of_char()
             return [bytes(byte_of[c] for c in string) for string in strings]
         return [b"\x00" if s in PIECE_OF_SQUARE else s.encode("latin-1") for s in strings]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the vocabulary and its rules: two tokenizers with the same one cut every text alike."""
+        return hashlib.sha256(f"{self.name}\n{self._backend.to_str()}".encode()).hexdigest()
 
     def _to_backend(self, text: str) -> str:
         raw = text.encode("utf-8", errors="replace")

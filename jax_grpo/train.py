@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jax_grpo import compilation, pictures
+from jax_grpo import compilation
 from jax_grpo.batch import Batch, record
 from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.checkpoint_files import CheckpointError
@@ -23,13 +23,13 @@ from jax_grpo.console import Console
 from jax_grpo.evaluation.during_training import Evaluator
 from jax_grpo.flops import ImpossibleRate
 from jax_grpo.health_log import HealthLog
+from jax_grpo.heldout import Heldout, heldout_positions, told
 from jax_grpo.memory.micro_batches import chosen
 from jax_grpo.metrics import MetricsError, MetricsLog
 from jax_grpo.milestones import Milestones
 from jax_grpo.out_of_memory import DeviceOutOfMemory
 from jax_grpo.phases import Watchdog
 from jax_grpo.profiling import Profiler
-from jax_grpo.prompts import load_positions
 from jax_grpo.resident_memory import give_back_early
 from jax_grpo.resume import (
     CHECKPOINTS,
@@ -61,17 +61,15 @@ RUN_ERRORS = (
 )
 
 
-def make_evaluator(trainer: Trainer) -> Evaluator | None:
-    """Held-out prompts of the same task, or None when `evaluation.positions` is 0."""
+def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | None:
+    """Prompts of the held-out positions, or None when none are asked."""
     config = trainer.config
-    if config.evaluation.positions == 0:
+    if heldout is None:
         return None
-    heldout = config.prompts.model_copy(update={"split": "heldout"})
-    positions = load_positions(heldout, config.seed + 1)[: config.evaluation.positions]
     return Evaluator(
         trainer.policy,
         trainer.task,
-        [trainer.task.prompt(position, index) for index, position in enumerate(positions)],
+        [trainer.task.prompt(position, index) for index, position in enumerate(heldout.positions)],
         max_new_tokens=config.rollout.max_new_tokens,
         max_prompt_tokens=config.prompts.max_prompt_tokens,
         temperature=config.rollout.temperature,
@@ -99,7 +97,8 @@ def train(
         first = origin.iteration if origin else 0
         trainer = Trainer(config)
         cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
-        evaluator = make_evaluator(trainer)
+        heldout = heldout_positions(config, trainer.positions)
+        evaluator = make_evaluator(trainer, heldout)
         if origin:
             trainer.restore(origin)
         kept_bytes = bring_metrics(origin, run_dir, print) if origin else 0
@@ -113,6 +112,7 @@ def train(
             console.note(
                 f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"
             )
+            console.note(told(trainer.positions, heldout))
             if origin:
                 changed = f"; changed since: {', '.join(changes)}" if changes else ""
                 console.note(f"continuing after iteration {first} from {origin.path}{changed}")
@@ -126,6 +126,8 @@ def train(
                 )
                 return run_dir
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
+        from jax_grpo import pictures  # matplotlib, which is slow to import, is not needed before
+
         made = pictures.save_all(run_dir, evaluator, milestones.evaluation)
         record_finish(run_dir)
         print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *made]))

@@ -1,7 +1,6 @@
 """What one run computes: its programs, its data, and one iteration from prompts to optimiser steps. No files, no console."""
 
 import dataclasses
-import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax_grpo
 from jax_grpo import advantages, flops
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
 from jax_grpo.checkpoint import abstract, content_hash, restore
@@ -23,6 +23,7 @@ from jax_grpo.out_of_memory import explained
 from jax_grpo.phases import Phases
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
 from jax_grpo.prompts import PromptDataset, load_positions, sampling_numbers
+from jax_grpo.remembered import Remembered
 from jax_grpo.resident_memory import trim
 from jax_grpo.resume import Origin, require_same_data
 from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts
@@ -59,8 +60,8 @@ class Trainer:
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
         self.task: Task = make_task(config.task)
-        positions = load_positions(config.prompts, config.seed)
-        self.dataset = PromptDataset(positions, config.seed)
+        self.positions = load_positions(config.prompts, config.seed, config.compilation_cache)
+        self.dataset = PromptDataset(self.positions, config.seed)
         self._require_fitting_prompts()
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
         self.generate, self.score, self.update = programs
@@ -71,7 +72,7 @@ class Trainer:
         self.identity = {
             "architecture": dataclasses.asdict(self.policy.architecture),
             "reference": None if self.reference is None else content_hash(self.reference),
-            "positions": hashlib.sha256(repr(positions).encode()).hexdigest(),
+            "positions": self.positions.identity,
         }
 
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
@@ -99,7 +100,8 @@ class Trainer:
         Raises:
             CheckpointError: the model, the reference weights or the positions are not those of the checkpoint.
         """
-        require_same_data(origin, self.identity)
+        positions = self.positions.identity_as_in(origin.content["identity"]["positions"])
+        require_same_data(origin, self.identity | {"positions": positions})
         like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
         self.state = restore(origin, like, LATER_COUNTERS)
 
@@ -123,10 +125,21 @@ class Trainer:
 
     def _require_fitting_prompts(self) -> None:
         """Refuses, before anything is compiled, a run that would come upon a too long prompt."""
-        epoch = -(-len(self.dataset) // self.config.prompts.per_iteration)
-        for iteration in range(min(self.config.iterations, epoch)):
+        config = self.config
+        epoch = -(-len(self.dataset) // config.prompts.per_iteration)
+        drawn = min(config.iterations, epoch)
+        task = config.task.model_dump(exclude={"engine", "rewards"})  # neither changes a prompt
+        order = [config.seed, drawn, config.prompts.per_iteration]
+        what = [jax_grpo.__version__, self.positions.identity, self.tokenizer.fingerprint(), task, order]
+        remembered = Remembered(config.compilation_cache, "longest_prompt", what)
+        if isinstance(remembered.value, int) and remembered.value <= config.prompts.max_prompt_tokens:
+            return
+        longest = 0
+        for iteration in range(drawn):
             texts = [prompt.text for prompt in self._prompts(iteration)[1]]
-            encode_fitting(texts, self.tokenizer, self.config.prompts.max_prompt_tokens)
+            encoded = encode_fitting(texts, self.tokenizer, config.prompts.max_prompt_tokens)
+            longest = max(longest, *map(len, encoded))
+        remembered.keep(longest)
 
     def _generate(self, iteration: int, phases: Phases) -> tuple[list[Prompt], Rollout, Batch]:
         """The prompt of each completion, the completions, and their bare batch; the task prepares for scoring meanwhile."""

@@ -21,7 +21,7 @@ iterations: 16
 run_dir: unused
 model: {tokenizer: chess, num_layers: 1, num_heads: 2, hidden_size: 16, max_position_embeddings: 208}
 task: {name: policy, prompt_style: best_move}
-prompts: {source: positions.jsonl, per_iteration: 4, max_prompt_tokens: 80} # 40 positions: iteration 10 begins another epoch
+prompts: {source: positions.jsonl, split: all, per_iteration: 4, max_prompt_tokens: 80} # 40: iteration 10 begins another epoch
 rollout: {group_size: 4, max_new_tokens: 4}
 kl: {beta: 0.1, adaptive: true, target: 0.01}
 update: {epochs: 2, learning_rate: 1.0e-2, schedule: cosine, warmup_steps: 2}

@@ -378,7 +378,7 @@ def test_a_set_of_labelled_positions_is_read_for_training_split_by_split(tmp_pat
         == [1.0] * 8
     )
     (shard,) = [path for path in (tmp_path / "o").glob("train-00000.parquet")]
-    assert load_positions(PromptsConfig(source=str(shard)), 0) == splits["train"][: len(read_positions(shard))], (
+    assert list(load_positions(PromptsConfig(source=str(shard)), 0)) == splits["train"][: len(read_positions(shard))], (
         "or one file"
     )
 

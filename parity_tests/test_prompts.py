@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jax_grpo.checked_files import PACKAGED
 from jax_grpo.config_sections import PromptsConfig
 from jax_grpo.position_files import PositionFileError, read_positions
 from jax_grpo.prompts import (
-    PACKAGED,
     PromptDataset,
     load_positions,
     read_packaged,

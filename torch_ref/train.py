@@ -20,6 +20,7 @@ from torch import Tensor
 from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.config_files import weights_directory
 from jax_grpo.console import Console
+from jax_grpo.heldout import heldout_positions, told
 from jax_grpo.metrics import MetricsLog
 from jax_grpo.prompts import PromptDataset, load_positions
 from jax_grpo.records import read_records
@@ -53,7 +54,8 @@ class Trainer:
         self.state: TrainState = start(model, config, chosen.adamw)
         self.task: Task = make_task(config.task)
         self.texts = Texts(model, self.tokenizer, self.task, config)
-        self.dataset = PromptDataset(load_positions(config.prompts, config.seed), config.seed)
+        self.positions = load_positions(config.prompts, config.seed, config.compilation_cache)
+        self.dataset = PromptDataset(self.positions, config.seed)
         self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
 
     def iterate(self, iteration: int) -> tuple[dict[str, float], list[dict], Batch, np.ndarray]:
@@ -216,7 +218,11 @@ def train(config: Config, chosen: Options) -> Path:
         console.note(f"{config.model.weights or 'random weights'}, PyTorch on {chosen.device}, run folder {run_dir}")
         for caution in config.cautions():
             console.warning(f"caution: {caution}")
-        heldout = _heldout_prompts(config, trainer.task)
+        held = heldout_positions(config, trainer.positions)
+        console.note(told(trainer.positions, held))
+        heldout = [
+            trainer.task.prompt(position, index) for index, position in enumerate(held.positions if held else [])
+        ]
         for iteration in range(config.iterations + 1):
             last = iteration == config.iterations
             every = config.evaluation.every
@@ -241,13 +247,6 @@ def train(config: Config, chosen: Options) -> Path:
     trainer.task.close()
     print(f"saved: {run_dir / 'weights'}, {run_dir / 'metrics.jsonl'}, {curves_file}")
     return run_dir
-
-
-def _heldout_prompts(config: Config, task: Task) -> list:
-    if config.evaluation.positions == 0:
-        return []
-    positions = load_positions(config.prompts.model_copy(update={"split": "heldout"}), config.seed + 1)
-    return [task.prompt(position, index) for index, position in enumerate(positions[: config.evaluation.positions])]
 
 
 def main(argv: list[str] | None = None) -> None:

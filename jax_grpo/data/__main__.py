@@ -23,15 +23,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from jax_grpo.checked_files import PACKAGED
 from jax_grpo.config_sections import EngineConfig
 from jax_grpo.data import arbiter, black_labels, files, mates, provenance, selfplay
 from jax_grpo.data.shards import SPLITS, DataError, Progress, Source, write_shards
 from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.prompts import PACKAGED
+from jax_grpo.splits import FILE_SHARE, SHARES, is_heldout, position_key
 from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 
 LOCK = "writer.lock"
-SHARES = 10_000  # a share is rounded to so many parts
 
 
 def _engine_name(path: str) -> str:
@@ -113,7 +113,7 @@ def _selfplay(args: argparse.Namespace, command: list[str]) -> None:
     wanted = {"train": args.count, "heldout": args.heldout}
 
     def split_of(key: str) -> str:
-        return "heldout" if selfplay.is_heldout(key, args.heldout, args.count) else "train"
+        return "heldout" if is_heldout(key, args.heldout, args.count) else "train"
 
     _make(args, source, split_of, wanted, command)
 
@@ -130,7 +130,7 @@ def _by_share(args: argparse.Namespace) -> tuple[Callable[[str], str], dict[str,
 
     def split_of(key: str) -> str:
         position = " ".join(key.split()[:4])  # an arbiter row's key goes on with its move: one position, one split
-        return "heldout" if selfplay.is_heldout(position, parts, SHARES - parts) else "train"
+        return "heldout" if is_heldout(position, parts, SHARES - parts) else "train"
 
     return split_of, bound
 
@@ -167,7 +167,7 @@ def _arbiter(args: argparse.Namespace, command: list[str]) -> None:
 def _mates(args: argparse.Namespace, command: list[str]) -> None:
     path = find_engine(args.engine, "--engine")
     kept = {split: read_positions(PACKAGED / f"{split}.parquet") for split in SPLITS}
-    apart = {selfplay.position_key(chess.Board(p.fen)) for positions in kept.values() for p in positions}
+    apart = {position_key(chess.Board(p.fen)) for positions in kept.values() for p in positions}
     started, found = time.time(), []
     suite = mates.make_suite(
         path, count=args.count, seed=args.seed, nodes=args.nodes, processes=args.processes, apart=apart
@@ -238,12 +238,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--heldout", type=_count, default=2000, help="held-out positions, beside --count (2000)")
     parser = command("label", _label, "positions of a file, labelled by Stockfish where it has no labels", 3000, None)
     parser.add_argument("file", type=Path, help=".pgn, .csv (Lichess puzzles too), .jsonl, .parquet, .txt (RookWorld)")
-    parser.add_argument("--heldout-share", type=_share, default=0.1, help="share of positions held out (0.1)")
+    parser.add_argument("--heldout-share", type=_share, default=FILE_SHARE, help="share of positions held out (0.1)")
     parser = command("arbiter", _arbiter, "the environment task's rows, from games", None, None)
     parser.add_argument(
         "file", type=Path, nargs="?", help=".pgn of games or .txt of RookWorld's A: rows; none: seeded play"
     )
-    parser.add_argument("--heldout-share", type=_share, default=0.1, help="share of positions held out (0.1)")
+    parser.add_argument("--heldout-share", type=_share, default=FILE_SHARE, help="share of positions held out (0.1)")
     parser.add_argument("--illegal", type=_share, default=0.05, help="share of rows with an illegal move (0.05)")
     parser.add_argument(
         "--kept", type=_share, default=0.3, help="share of ordinary moves kept; less: more endings (0.3)"

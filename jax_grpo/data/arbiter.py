@@ -14,10 +14,11 @@ import chess
 import pyarrow as pa
 
 from jax_grpo.data.provenance import sha256
-from jax_grpo.data.selfplay import HISTORY, in_processes, position_key, sparse_start
+from jax_grpo.data.selfplay import HISTORY, in_processes, sparse_start
 from jax_grpo.data.shards import Source
 from jax_grpo.position_files import PositionFileError, numbered_lines, read_games
 from jax_grpo.rookworld_rows import RowError, parse_environment_row
+from jax_grpo.splits import position_key
 from jax_grpo.tasks.environment import draw_move
 
 GAMES_A_BATCH = 16

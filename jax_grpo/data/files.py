@@ -12,10 +12,10 @@ import chess
 import pyarrow as pa
 
 from jax_grpo.data.provenance import sha256
-from jax_grpo.data.selfplay import position_key
 from jax_grpo.data.shards import Source
 from jax_grpo.position_files import FORMATS, READERS, PositionFileError, text_lines
 from jax_grpo.rookworld_rows import RowError, check_fen, legal_uci
+from jax_grpo.splits import position_key
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import Analysis, EnginePool
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import chess
 import chess.engine
 
-from jax_grpo.data.selfplay import in_processes, position_key, sparse_start
+from jax_grpo.data.selfplay import in_processes, sparse_start
 from jax_grpo.position_files import PositionFileError, numbered_lines
 from jax_grpo.rookworld_rows import check_fen
+from jax_grpo.splits import position_key
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "positions" / "mate_in_one.jsonl"
 MAX_PLIES = 160

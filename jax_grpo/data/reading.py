@@ -3,13 +3,19 @@
 import json
 from pathlib import Path
 
+from jax_grpo.checked_files import checked_table
 from jax_grpo.data.provenance import FILE
-from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.tasks.base import Position
+from jax_grpo.position_files import PositionFileError
+from jax_grpo.position_table import PositionTable, joined
 
 
-def read_set(folder: Path, split: str) -> list[Position]:
-    """Positions of `train` or `heldout`.
+def read_set(folder: Path, split: str, cache: Path | None = None) -> PositionTable:
+    """Positions of `train`, `heldout`, or `all`: of both, training first.
+
+    Args:
+        folder: of the set.
+        split: see above.
+        cache: see `checked_files`.
 
     Raises:
         PositionFileError: the set is unfinished (its rows would change under a run that resumes), has no such split, or a
@@ -22,14 +28,14 @@ def read_set(folder: Path, split: str) -> list[Position]:
         raise PositionFileError(f"{folder / FILE}: not a data set's record ({error}); make the set again") from error
     if not finished:
         raise PositionFileError(f"{folder} is not finished; finish it first: {command}")
-    positions = []
-    for path in sorted(folder.glob(f"{split}-*.parquet")):
-        positions += read_positions(path, allow_empty=True)
-    if not positions:
+    names = ("train", "heldout") if split == "all" else (split,)
+    paths = [path for name in names for path in sorted(folder.glob(f"{name}-*.parquet"))]
+    tables = [checked_table(path, "parquet", cache, allow_empty=True) for path in paths]
+    if not any(map(len, tables)):
         raise PositionFileError(
-            f"{folder} has no {split} positions; make the set with held-out positions, or with evaluation.positions 0 none "
-            "are needed"
+            f"{folder} has no {split} positions; make the set with held-out positions, give others as evaluation.source, or "
+            "set evaluation.positions to 0"
             if split == "heldout"
             else f"{folder} has no {split} positions; make the set again with more rows"
         )
-    return positions
+    return joined(tables)

@@ -4,7 +4,6 @@ Each game is a pure function of (seed, game number), so the result does not depe
 of prompts, models or files.
 """
 
-import hashlib
 import multiprocessing
 import os
 import random
@@ -32,17 +31,6 @@ SCHEMA = pa.schema(
         ("evaluations", pa.list_(pa.float32())),
     ]
 )
-
-
-def position_key(board: chess.Board) -> str:
-    """Board, side to move, castling rights and en passant square: what makes two positions the same."""
-    return board.epd()
-
-
-def is_heldout(key: str, heldout: int, count: int) -> bool:
-    """Whether the position belongs to the held-out split: a hash of the position, so never in both."""
-    digest = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
-    return digest % (count + heldout) < heldout
 
 
 def sparse_start(rng: random.Random) -> chess.Board:

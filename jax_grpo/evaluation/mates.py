@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import chess
 import chess.pgn
 
+from jax_grpo.checked_files import PACKAGED
 from jax_grpo.evaluation.generation import EvaluationError
-from jax_grpo.prompts import PACKAGED
 from jax_grpo.tasks.base import Position
 
 PACKAGED_MATES = PACKAGED / "mate_in_one.jsonl"

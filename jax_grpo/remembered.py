@@ -1,0 +1,44 @@
+"""A small value that is costly to find and a function of what it is remembered by; kept in the cache folder as JSON.
+
+A folder that cannot be written, or a damaged file, costs finding the value again, nothing else.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Remembered:
+    """One value.
+
+    Args:
+        cache: folder (`compilation_cache`); None: nothing is remembered.
+        kind: what is remembered; its file's name begins with it.
+        what: JSON values that decide it, all of them.
+
+    Attributes:
+        value: JSON; None: not known.
+    """
+
+    def __init__(self, cache: str | None, kind: str, what: Sequence[Any]):
+        self.value: Any = None
+        self._path = None
+        if cache is not None:
+            name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+            self._path = Path(cache).expanduser() / "remembered" / f"{kind}-{name}.json"
+            with contextlib.suppress(OSError, ValueError):
+                self.value = json.loads(self._path.read_text(encoding="utf-8"))
+
+    def keep(self, value: Any) -> None:
+        """Remembers it, if that can be written."""
+        if self._path is None:
+            return
+        working = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            working.write_text(json.dumps(value), encoding="utf-8")
+            os.replace(working, self._path)
