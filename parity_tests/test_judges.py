@@ -222,15 +222,16 @@ def test_difference_bnpo_is_the_whole_batch_mean_here_and_each_micro_batchs_in_t
 
 
 def test_difference_the_entropy_bonus_is_the_whole_batch_mean_here_and_each_micro_batchs_in_trl(trainer):
+    # A bonus large enough to be seen: the tiny model's entropies differ in their third digit.
     found, advantages = _both(
-        _batch(), objective=objective("clip", entropy_coefficient=0.2), update={"micro_batches": 2}
+        _batch(), objective=objective("clip", entropy_coefficient=20.0), update={"micro_batches": 2}
     )
-    inputs, on = _inputs(_batch(), advantages), {"_entropy_bonus_enabled": True, "entropy_coef": 0.2}
+    inputs, on = _inputs(_batch(), advantages), {"_entropy_bonus_enabled": True, "entropy_coef": 20.0}
     _agree(found, _trl(trainer, inputs, "dapo", "token", on))
-    accumulated = _trl(trainer, inputs, "dapo", "token", on, rows=[slice(0, 4), slice(4, 8)])
+    accumulated = _trl(trainer, inputs, "dapo", "token", on, rows=[slice(0, 3), slice(3, 8)])
     for arrays in found.values():
         assert abs(float(arrays["loss"]) - float(accumulated["loss"])) > 1e-4
-        assert max(tensor_errors(arrays, accumulated).values()) > 1e-3
+        assert max(tensor_errors(arrays, accumulated).values()) > 1e-2
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo"])

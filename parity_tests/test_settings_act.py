@@ -34,9 +34,9 @@ LOSSES = {
 }
 # Setting -> the losses that refuse it, by the first word of their name.
 LOSS_SETTINGS = {
-    ("objective", "epsilon_low", 0.05): ("cispo", "sapo", "reinforce"),
+    ("objective", "epsilon_low", 0.35): ("cispo", "sapo", "reinforce"),
     ("objective", "epsilon_high", 1.05): ("sapo", "reinforce"),
-    ("objective", "delta", 1.25): ("cispo", "sapo", "reinforce"),
+    ("objective", "delta", 1.3): ("cispo", "sapo", "reinforce"),
     ("objective", "tau_pos", 2.0): ("clip", "cispo", "reinforce"),
     ("objective", "tau_neg", 2.0): ("clip", "cispo", "reinforce"),
     ("objective", "aggregation", "grpo"): (),
@@ -72,7 +72,7 @@ def test_the_table_has_every_setting():
 
 @functools.cache
 def _batch() -> Arrays:
-    return crafted_batch(weights())
+    return crafted_batch(weights(), seed=11)  # rows of either sign beyond either bound, as wholes too
 
 
 def _gradients(loss: str, changes: dict) -> np.ndarray:
