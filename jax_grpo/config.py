@@ -98,16 +98,7 @@ class Config(Section):
             raise ValueError(
                 f"prompts.max_prompt_tokens + rollout.max_new_tokens = {needed} exceeds model.max_position_embeddings {context}"
             )
-        asked, source = self.evaluation.positions, self.evaluation.source
-        if asked and source is None and self.prompts.split != "train":
-            raise ValueError(
-                f"prompts.split is {self.prompts.split}, so the run trains on the positions that evaluation.positions {asked} "
-                "would ask: give others as evaluation.source, or set evaluation.positions to 0"
-            )
-        if source is not None and not asked:
-            raise ValueError(
-                f"evaluation.source is {source!r}, but evaluation.positions is 0, which asks none of them; expected at least 1"
-            )
+        self._require_positions_to_ask()
         steps = self.optimizer_steps()
         if self.update.warmup_steps >= steps:
             raise ValueError(
@@ -127,6 +118,19 @@ class Config(Section):
                 f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {self.rollout.max_new_tokens}"
             )
         return self
+
+    def _require_positions_to_ask(self) -> None:
+        """An evaluation asks positions that the run does not train on."""
+        asked, source = self.evaluation.positions, self.evaluation.source
+        if asked and source is None and self.prompts.split != "train":
+            raise ValueError(
+                f"prompts.split is {self.prompts.split}, so the run trains on the positions that evaluation.positions {asked} "
+                "would ask: give others as evaluation.source, or set evaluation.positions to 0"
+            )
+        if source is not None and not asked:
+            raise ValueError(
+                f"evaluation.source is {source!r}, but evaluation.positions is 0, which asks none of them; expected at least 1"
+            )
 
     def _require_rankable(self) -> None:
         """A checkpoint is ranked by the evaluation of its own weights, so that each one that is saved must be evaluated."""

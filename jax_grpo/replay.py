@@ -147,7 +147,7 @@ def replay(config: Config, policy: Model | Policy, arrays: dict[str, np.ndarray]
     return out | {f"param/{name}": value for name, value in to_hf(state.params, policy.architecture).items()}
 
 
-def _restricted(policy: Policy, arrays: dict[str, np.ndarray]) -> Any:
+def _restricted(policy: Model | Policy, arrays: dict[str, np.ndarray]) -> Any:
     """The model's graph definition with the softmax that the batch's log-probabilities are of, whatever tokenizer there is."""
     model = nnx.merge(policy.graphdef, policy.params)
     model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))
