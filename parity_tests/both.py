@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from conftest import TINY, config
 from flax import nnx
+from worker import release
 
 import torch_ref
 import torch_ref.batch
@@ -127,6 +128,12 @@ def crafted_batch(
     }
 
 
+@functools.lru_cache(maxsize=1)
+def _drop_programs_of_other_widths(x64: bool) -> None:
+    """Hundreds of operations are compiled one by one for a width, 0.7 GB, and none of them serves the other width."""
+    release()
+
+
 def jax_step(
     config: Config,
     of: Mapping[str, np.ndarray],
@@ -137,6 +144,7 @@ def jax_step(
 ) -> Arrays:
     """`jax_grpo`'s optimiser step. Uncompiled, many settings can be tried in the time of one compilation."""
     dtype = config.model.compute_dtype
+    _drop_programs_of_other_widths(dtype == "float64")
     how = contextlib.nullcontext() if compiled else jax.disable_jit()
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         policy = jax_policy(of, dtype, architecture)

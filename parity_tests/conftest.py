@@ -4,16 +4,33 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# pytest finds its hooks and its fixture here. Before JAX and PyTorch, which read what it sets.
+from worker import (  # noqa: F401
+    programs_end_with_their_file,
+    pytest_configure,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_unconfigure,
+)
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import HealthCheck, settings
 
 from jax_grpo.batch import Batch, FlatTokens, GroupedTokens
 from jax_grpo.config import Config
 from jax_grpo.model import GPT2, GPT2Config, Remat
 
+PATIENCE_S = 900.0  # seconds after which a process counts as hanging: no machine is so busy
+# No bound on the time of an example: another process on the machine is no fault of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 TINY = GPT2Config(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=32)
 
 

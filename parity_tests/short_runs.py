@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from conftest import PATIENCE_S
 
 from jax_grpo import checkpoint_files as files
 from jax_grpo.prompts import selfplay_positions
@@ -45,13 +46,15 @@ def write_inputs(folder: Path) -> None:
 
 
 def start(folder: Path, run: str, *arguments: str, cache: bool = True) -> subprocess.Popen:
-    """The command line in a process of its own; compiled programs are shared by all processes of a folder."""
+    """The command line in a process of its own; compiled programs are shared by all processes of the session."""
     write_inputs(folder)
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "MPLBACKEND": "Agg",
         "PYTHONPATH": str(Path(__file__).parents[1]),
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled") if cache else "",
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+        if cache
+        else "",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
     }
@@ -69,7 +72,7 @@ def start(folder: Path, run: str, *arguments: str, cache: bool = True) -> subpro
 
 
 def finish(process: subprocess.Popen) -> str:
-    output = process.communicate(timeout=300)[0]
+    output = process.communicate(timeout=PATIENCE_S)[0]
     assert process.returncode == 0, output
     return output
 

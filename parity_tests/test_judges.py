@@ -22,11 +22,9 @@ from both import (
     weights,
 )
 from conftest import TINY
-from datasets import Dataset
 from flax import nnx
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, get_constant_schedule_with_warmup
-from trl import GRPOConfig, GRPOTrainer
 
 from jax_grpo.advantages import combined_advantages, group_advantages
 from jax_grpo.config_sections import AdvantageConfig
@@ -73,8 +71,11 @@ def _peer() -> GPT2LMHeadModel:
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory) -> GRPOTrainer:
+def trainer(tmp_path_factory):
     """TRL's trainer on a saved copy of the weights, with a tokenizer of one word a token."""
+    from datasets import Dataset  # here: with TRL 0.17 GB, which every worker would hold that collects this file
+    from trl import GRPOConfig, GRPOTrainer
+
     folder = tmp_path_factory.mktemp("trl")
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(TINY.vocab_size)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -6,9 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -22,35 +19,33 @@ from jax_grpo.loading import load_policy
 from jax_grpo.metrics import MetricsError, MetricsLog
 from jax_grpo.resume import command
 from jax_grpo.train import main, train
+from jax_grpo.trainer import Trainer
 from jax_grpo.weights import load_hf
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Iterator[Path]:
-    """A folder with an uninterrupted run, `whole`; its compiled programs are reused by every run in it."""
+def shared(tmp_path_factory) -> Path:
+    """A folder with an uninterrupted run, `whole`; the session's compiled programs serve every run in it."""
     folder = tmp_path_factory.mktemp("resume")
     write_inputs(folder)
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     train(load_config(str(folder / "c.yaml"), ["--run_dir", str(folder / "whole")]))
-    yield folder
-    jax.config.update("jax_compilation_cache_dir", None)
+    return folder
 
 
-def test_a_run_stopped_by_sigterm_and_continued_by_another_process_is_the_run_that_was_not(shared, capfd):
+def test_a_run_stopped_by_sigterm_and_continued_by_another_process_is_the_run_that_was_not(shared, capfd, monkeypatch):
     run = shared / "stopped"
     arguments = ["--config", str(shared / "c.yaml"), "--run_dir", str(run)]
 
-    def terminate() -> None:
-        while lines(run) < 4:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGTERM)
+    real = Trainer.iterate
 
-    sender = threading.Thread(target=terminate)
-    sender.start()
+    def terminated(self, iteration, *others):
+        if lines(run) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, iteration, *others)
+
+    monkeypatch.setattr(Trainer, "iterate", terminated)
     before = signal.getsignal(signal.SIGTERM)
     main(arguments)  # returns: exit status 0
-    sender.join()
     assert signal.getsignal(signal.SIGTERM) is before
     out, err = capfd.readouterr()
     stopped = lines(run)

@@ -1,0 +1,114 @@
+"""What a test process keeps: compiled programs go with their file or when memory runs up, and the suite holds itself to a limit.
+
+An operation that is compiled alone takes over a megabyte of the process (an uncompiled update's 420 took 0.7 GB), so that a worker
+that keeps all programs reached five gigabytes. Those that come back are read from the disk: the session has a folder of its own
+(or JAX_COMPILATION_CACHE_DIR) for its workers and for the processes that they start.
+"""
+
+import gc
+import os
+import resource
+import shutil
+import sys
+import tempfile
+
+import pytest
+
+# Threads of PyTorch's that wait spin, which with a worker on each core took thirty times the CPU time of a small step.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+LIMIT_BYTES = 2_000_000_000  # of a worker: two, and what they start, are to run in 8 GB
+AMPLE_BYTES = 1_600_000_000  # with more than this resident, programs are dropped within a file too
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+LEAST = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0"}
+PEAK, PEAKS = pytest.StashKey[int](), pytest.StashKey[dict[str, int]]()
+
+
+def share_compiled_programs() -> str | None:
+    """A folder for this session's compiled programs, which its workers inherit; None where there is one already."""
+    if CACHE in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
+        return None
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="jax_grpo_tests_")
+    os.environ.update({name: os.environ.get(name, value) for name, value in LEAST.items()})
+    return os.environ[CACHE]
+
+
+_made = share_compiled_programs()
+
+# isort: split
+import jax  # noqa: E402 (reads the variables)
+
+from jax_grpo import resident_memory  # noqa: E402
+
+
+def release() -> None:
+    """Drops every compiled program, and has freed memory go back to the system."""
+    jax.clear_caches()
+    gc.collect()
+    resident_memory.trim()
+
+
+def peak() -> int:
+    """Bytes of this process at their most so far, or since something made the count begin anew."""
+    if resident_memory.counted():
+        return resident_memory.resident("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_end_with_their_file(request):
+    """What a file's own caches hold keeps programs alive too."""
+    yield
+    for value in vars(request.module).values():
+        if getattr(value, "__module__", None) == request.module.__name__ and hasattr(value, "cache_clear"):
+            value.cache_clear()
+    release()
+
+
+def pytest_configure(config):
+    config.stash[PEAK], config.stash[PEAKS] = 0, {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Looks after each test: a test of the measurements themselves makes the count begin anew."""
+    done = yield
+    item.config.stash[PEAK] = max(item.config.stash[PEAK], peak())
+    if resident_memory.counted() and resident_memory.resident("VmRSS") > AMPLE_BYTES:
+        release()
+    return done
+
+
+def pytest_testnodedown(node, error):
+    """A worker tells its peak with its last message; one that crashed has none."""
+    if (told := getattr(node, "workeroutput", {}).get("peak_bytes")) is not None:
+        node.config.stash[PEAKS][node.gateway.id] = told
+
+
+def held_to_the_limit(config) -> bool:
+    """The slow tests hold models of 124M parameters, and are not."""
+    return "not slow" in config.option.markexpr
+
+
+def pytest_sessionfinish(session):
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["peak_bytes"] = config.stash[PEAK]
+        return
+    if config.stash[PEAK]:
+        config.stash[PEAKS]["this process"] = config.stash[PEAK]
+    too_much = max(config.stash[PEAKS].values(), default=0) > LIMIT_BYTES
+    if held_to_the_limit(config) and too_much and not session.exitstatus:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for name, size in sorted(config.stash[PEAKS].items()):
+        line = f"{name}: at most {size / 1e9:.2f} GB resident (limit {LIMIT_BYTES / 1e9:.0f})"
+        if held_to_the_limit(config) and size > LIMIT_BYTES:
+            line += ": FAILED; what a test holds on to, or needs by nature (then it is a slow test), is in its process's memory"
+        terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config):
+    if _made is not None:
+        shutil.rmtree(_made, ignore_errors=True)
