@@ -41,9 +41,9 @@ class StopRule:
         pieces = tokenizer.token_bytes()
         states = len(self.transitions_SB)
         table_SV = np.repeat(np.arange(states, dtype=np.int32)[:, None], tokenizer.vocab_size, axis=1)
-        longest = max(map(len, pieces))
-        for at in range(longest):  # all tokens advance together, byte by byte
-            ids = np.array([i for i, piece in enumerate(pieces) if len(piece) > at])
+        lengths_V = np.array([len(piece) for piece in pieces])
+        for at in range(lengths_V.max()):  # all tokens advance together, byte by byte
+            ids = np.flatnonzero(lengths_V > at)
             bytes_at = np.array([pieces[i][at] for i in ids])
             table_SV[:, ids] = self.transitions_SB[table_SV[:, ids], bytes_at]
         table_SV[:, tokenizer.eos_id] = self.accept
