@@ -21,20 +21,21 @@ CHECK_S = 0.25  # seconds between looks
 
 
 class Phases:
-    """Seconds spent in each named phase of an iteration, and the one that runs now."""
+    """Seconds spent in each named phase of an iteration, and the one that runs now, by the clock `now`."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
         self.seconds: dict[str, float] = {}
         self.running: tuple[str, float] | None = None  # its name and start; left in place when it raises
 
     def run(self, name: str, work: Callable[[], Any], *, wait: bool = True) -> Any:
         """Result of `work()`, blocked until its arrays are ready unless the device is to go on beside the next phase."""
-        started = time.perf_counter()
+        started = self._now()
         self.running = (name, started)
         result = work()
         if wait:
             jax.block_until_ready(result)
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
         self.running = None
         return result
 
@@ -44,10 +45,12 @@ class Watchdog:
 
     Args:
         say: prints a line; called from the watchdog's thread.
+        now: the clock, in seconds.
     """
 
-    def __init__(self, say: Callable[[str], None]):
+    def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.perf_counter):
         self._say = say
+        self._now = now
         self._known: deque[float] = deque(maxlen=REMEMBERED)
         self._current: tuple[int, Phases, float] | None = None
         self._warned_of = -1
@@ -64,27 +67,30 @@ class Watchdog:
 
     def begin(self, iteration: int) -> Phases:
         """The phases to run the iteration in."""
-        phases = Phases()
-        self._current = (iteration, phases, time.perf_counter())
+        phases = Phases(self._now)
+        self._current = (iteration, phases, self._now())
         return phases
 
     def end(self) -> None:
         """The iteration is done."""
         if self._current is not None:
-            self._known.append(time.perf_counter() - self._current[2])
+            self._known.append(self._now() - self._current[2])
         self._current = None
 
     def _watch(self) -> None:
         while not self._over.wait(CHECK_S):
-            current = self._current
-            if current is None or current[0] == self._warned_of or len(self._known) < LEAST_KNOWN:
-                continue
-            iteration, phases, started = current
-            median, now = statistics.median(self._known), time.perf_counter()
-            if now - started > max(FACTOR * median, LEAST_S):
-                self._warned_of = iteration
-                name, since = phases.running or ("between phases", started)
-                self._say(
-                    f"watchdog: iteration {iteration} has taken {now - started:.1f} s so far, {(now - started) / median:.0f} "
-                    f"times the median {median:.2f} s; it is in phase {name!r} since {now - since:.1f} s"
-                )
+            self._look()
+
+    def _look(self) -> None:
+        current = self._current
+        if current is None or current[0] == self._warned_of or len(self._known) < LEAST_KNOWN:
+            return
+        iteration, phases, started = current
+        median, now = statistics.median(self._known), self._now()
+        if now - started > max(FACTOR * median, LEAST_S):
+            self._warned_of = iteration
+            name, since = phases.running or ("between phases", started)
+            self._say(
+                f"watchdog: iteration {iteration} has taken {now - started:.1f} s so far, {(now - started) / median:.0f} "
+                f"times the median {median:.2f} s; it is in phase {name!r} since {now - since:.1f} s"
+            )

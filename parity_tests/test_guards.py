@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import config
+from conftest import PATIENCE_S, config
 from flax import nnx
 
 from jax_grpo import phases as phases_module
@@ -179,24 +179,37 @@ def test_the_micro_batch_that_is_advised_is_one_the_config_takes():
 
 
 def test_the_watchdog_speaks_during_a_hang_once_and_names_the_phase(monkeypatch):
-    monkeypatch.setattr(phases_module, "LEAST_S", 0.2)
+    """Its own thread speaks; time is what the test says it is."""
     monkeypatch.setattr(phases_module, "CHECK_S", 0.01)
-    said: list[str] = []
-    heard = []
-    with Watchdog(said.append) as watchdog:
+    said: list[tuple[str, str]] = []
+    spoke, clock = threading.Event(), [100.0]
+
+    def say(line):
+        said.append((threading.current_thread().name, line))
+        spoke.set()
+
+    def take(seconds):
+        clock[0] += seconds
+        watchdog._look()
+
+    def hang():
+        clock[0] += 10.0
+        assert spoke.wait(PATIENCE_S), "it speaks before the phase is over"
+        watchdog._look()
+        take(10.0)
+
+    with Watchdog(say, lambda: clock[0]) as watchdog:
         for iteration in range(5):
-            watchdog.begin(iteration).run("update", lambda: time.sleep(0.02))
+            watchdog.begin(iteration).run("update", lambda: take(1.0))
             watchdog.end()
         assert said == []
         phases = watchdog.begin(5)
-        phases.run("rollout", lambda: time.sleep(0.02))
-        phases.run("reward", lambda: (time.sleep(0.5), heard.append(len(said))))
+        phases.run("rollout", lambda: take(1.0))
+        phases.run("reward", hang)
         watchdog.end()
-    assert heard == [1], "it spoke before the phase was over"
-    assert len(said) == 1 and re.match(
-        r"watchdog: iteration 5 has taken 0\.\d s so far, \d+ times the median 0\.0", said[0]
-    )
-    assert "it is in phase 'reward' since" in said[0]
+    line = "watchdog: iteration 5 has taken 11.0 s so far, 11 times the median 1.00 s; it is in phase 'reward' since 10.0 s"
+    assert said == [("watchdog", line)]
+    assert phases.seconds == {"rollout": 1.0, "reward": 20.0}
 
 
 def test_two_runs_in_one_folder_are_refused_and_a_killed_run_s_lock_is_not(tmp_path):
@@ -268,7 +281,7 @@ with StopSignals() as stop:
     while not stop.requested:
         time.sleep(0.01)
     print("asked", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     process = subprocess.Popen(
@@ -278,6 +291,6 @@ with StopSignals() as stop:
     for expected in ("ready\n", "asked\n"):
         assert process.stdout.readline() == expected
         process.send_signal(number)
-    error = process.communicate(timeout=10)[1]
+    error = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == -number, "ended by the signal itself"
     assert f"{number.name}: finishing this iteration, then saving; once more to quit at once" in error
