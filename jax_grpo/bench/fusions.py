@@ -198,7 +198,10 @@ def table(groups: dict[tuple[str, str, str], Group], whole_s: float) -> list[str
     if rest := [group for _, group in listed[TOP:]]:
         listed[TOP:] = [(("", "everything else", ""), _sum(rest))]
     for (way, source, kind), group in [*listed, (("", "**all operations**", ""), total)]:
-        rate = f"{1e-9 * group.flops / group.seconds:.0f}" if group.flops else ""
+        # What the profiler's clock is too coarse for took 0 seconds, and has no rate.
+        rate, moved = (
+            f"{1e-9 * n / group.seconds:.0f}" if n and group.seconds else "" for n in (group.flops, group.bytes_)
+        )
         floor = f"{group.seconds / group.floor_s:.1f}" if group.floor_s else ""
         cells = (
             way,
@@ -208,7 +211,7 @@ def table(groups: dict[tuple[str, str, str], Group], whole_s: float) -> list[str
             f"{1e3 * group.seconds:.1f}",
             f"{group.seconds / total.seconds:.1%}",
         )
-        lines.append(f"| {' | '.join(cells)} | {rate} | {1e-9 * group.bytes_ / group.seconds:.0f} | {floor} |")
+        lines.append(f"| {' | '.join(cells)} | {rate} | {moved} | {floor} |")
     return [*lines, "", f"Without the profiler {1e3 * whole_s:.1f} ms, {whole_s / total.floor_s:.2f} times the floor."]
 
 
