@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import TINY, config
+from conftest import PATIENCE_S, TINY, config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -191,7 +191,9 @@ def test_when_none_is_sound_the_run_does_not_begin_again_by_itself(tmp_path):
     assert len(said) == 6
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_any_bytes_in_any_file_are_noticed(tmp_path, data):
     folder = tmp_path / "once"
@@ -321,7 +323,7 @@ def test_state_saved_on_one_device_is_restored_onto_four_and_back(tmp_path):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", program, str(tmp_path)]
-    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S, check=False)
     assert out.returncode == 0, out.stderr
     assert out.stdout.strip() == content_hash(state(1))
     back = restore(load(tmp_path / "000002"), abstract(state()))

@@ -15,6 +15,7 @@ import chess
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import PATIENCE_S
 
 from jax_grpo.config_sections import PromptsConfig, TaskConfig
 from jax_grpo.data import arbiter, selfplay
@@ -55,19 +56,27 @@ def test_killed_at_any_moment_and_restarted_ends_with_the_same_files(kind, tmp_p
         "arbiter": ["arbiter", "--count", 1500, "--shard-rows", 100, "--processes", 1],
         "selfplay": ["selfplay", "--count", 600, "--heldout", 60, "--nodes", 300, "--shard-rows", 40],
     }[kind]
-    subprocess.run(_command(*words, "--out", tmp_path / "whole"), check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        _command(*words, "--out", tmp_path / "whole"), check=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL
+    )
     rng, shards_at_kill = random.Random(0), []
-    for _ in range(2):
+    while len(shards_at_kill) < 2:
         before = len(_shards(tmp_path / "killed"))
         with subprocess.Popen(_command(*words, "--out", tmp_path / "killed"), stdout=subprocess.DEVNULL) as process:
             while process.poll() is None and len(_shards(tmp_path / "killed")) <= before:
                 time.sleep(0.01)
             time.sleep(rng.uniform(0, 0.1))
             process.kill()
+        if process.returncode == 0:  # it came to its end before this busy process's turn to kill it: from the start
+            shutil.rmtree(tmp_path / "killed")
+            shards_at_kill.clear()
+            continue
         shards_at_kill.append(len(_shards(tmp_path / "killed")))
         assert process.returncode == -signal.SIGKILL
     print(f"killed with {shards_at_kill} shards written")
-    subprocess.run(_command(*words, "--out", tmp_path / "killed"), check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        _command(*words, "--out", tmp_path / "killed"), check=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL
+    )
     whole = _shards(tmp_path / "whole")
     assert len(whole) >= 5 and whole == _shards(tmp_path / "killed")
     records = [json.loads((tmp_path / name / "provenance.json").read_text()) for name in ("whole", "killed")]
@@ -166,6 +175,7 @@ def test_two_writers_of_one_folder_are_refused(tmp_path):
     ) as process:
         try:
             while not (tmp_path / "set" / "provenance.json").exists():
+                assert process.poll() is None, "it writes 100,000 rows"
                 time.sleep(0.05)
             with pytest.raises(SystemExit, match=r"another process is writing --out"):
                 main(["arbiter", "--count", "100000", "--out", str(tmp_path / "set")])

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import PATIENCE_S
 from short_runs import finish, require_same_run, start
 
 from jax_grpo import checkpoint as checkpoint_module
@@ -136,7 +137,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_the_last_checkpoint_intact_and_
         pytest.skip("mounting a tmpfs needs root")
     try:
         process = start(tmp_path, "small/run", "--record_batches", "0")
-        output = process.communicate(timeout=300)[0]
+        output = process.communicate(timeout=PATIENCE_S)[0]
         print(output)
         assert process.returncode == 1 and "Traceback" not in output
         assert re.search(

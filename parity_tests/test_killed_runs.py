@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import PATIENCE_S
 from short_runs import CONFIG, ITERATIONS, TASKS, finish, lines, require_same_run, signal_after, start
 
 from jax_grpo import checkpoint_files as files
@@ -20,7 +21,7 @@ from jax_grpo.records import read_records
 def test_steps_that_are_not_finite_stop_the_run_and_keep_the_last_good_checkpoint(tmp_path):
     finish(start(tmp_path, "run", "--iterations", "4", "--update.total_steps", "32"))
     process = start(tmp_path, "run", "--resume", "auto", "--update.total_steps", "32", "--update.learning_rate", "1e38")
-    output = process.communicate(timeout=300)[0]
+    output = process.communicate(timeout=PATIENCE_S)[0]
     print(output)
     assert process.returncode == 1 and "Traceback" not in output
     assert re.search(
@@ -48,7 +49,7 @@ def test_a_run_stopped_by_sigterm_and_killed_by_sigkill_in_real_processes_ends_a
 
     process = start(tmp_path, "cut", "--resume", "auto", cache=False)
     signal_after(process, run, stopped + 4, signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
     assert f"continuing after iteration {stopped}" in process.communicate()[0]
 
     output = finish(start(tmp_path, "cut", "--resume", "auto", cache=False))

@@ -8,6 +8,7 @@ from collections import Counter
 import chess
 import chess.engine
 import pytest
+from conftest import PATIENCE_S
 
 from jax_grpo.data.mates import PACKAGED, make_suite, mating_moves, read_mates
 from jax_grpo.position_files import PositionFileError
@@ -64,7 +65,7 @@ def test_the_suite_is_a_function_of_its_seed():
     without = first(4, 1, apart=[chess.Board(made[0]["fen"]).epd()])
     assert made[0] not in without and made[1] in without, "one to stay apart from is left out; processes do not matter"
     record = json.loads(PACKAGED.with_suffix(".provenance.json").read_text())
-    with chess.engine.SimpleEngine.popen_uci(str(ENGINE)) as engine:
+    with chess.engine.SimpleEngine.popen_uci(str(ENGINE), timeout=PATIENCE_S) as engine:
         if engine.id["name"] == record["engine"]:
             assert [row for row in _rows()[:20] if row in made] == made, "the packaged suite begins with these games"
 

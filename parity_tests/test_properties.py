@@ -5,11 +5,12 @@ noise is refused at the first character and reaches little code.
 """
 
 import json
-import time
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from growth import require_linear
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -29,9 +30,9 @@ from jax_grpo.tasks.base import total_reward
 from jax_grpo.tokenizer import Tokenizer, TokenizerError
 
 # A fixed seed: the suite tests the code, and a new counterexample is not a flaky failure of someone else's change.
-# The deadline is a bound against hangs (the slowest input takes some 20 ms), generous for a busy machine.
 bounded = settings(
-    max_examples=60, deadline=5000, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 ROOT = Path(__file__).parent.parent
 POSITIONS = read_packaged("heldout")[:40]
@@ -91,20 +92,25 @@ def test_rewards_are_finite_in_range_repeatable_and_independent_of_order_and_nei
     sample_rows(prompts, texts, scores[component], scores, load_config(str(ROOT / "configs" / "quickstart.yaml")))
 
 
+def test_a_quadratic_pattern_is_seen():
+    with pytest.raises(AssertionError, match="not linear"):
+        require_linear(lambda size: lambda: re.findall(" +x", " " * size))
+    require_linear(lambda size: lambda: re.findall(" +", " " * size))
+
+
 @pytest.mark.parametrize("name", tasks())
 @pytest.mark.parametrize(
     "unit", [" ", "B: ", ":", "+", "E: B: ", "e2e4 ", "\u00a0 ", "9", "\u0662", "rnbqkbnr/", "((("]
 )
-def test_a_completion_of_a_hundred_thousand_characters_is_scored_at_once(name, unit):
+def test_a_completion_of_a_hundred_thousand_characters_is_scored_in_proportion_to_its_length(name, unit):
     task = tasks()[name]
     prompt = task.prompt(POSITIONS[0], 0)
-    text = unit * (100_000 // len(unit))
-    started = time.perf_counter()
-    cut, _ = task.stop_rule.truncate(text, prompt.start_state)
-    task.score([prompt, prompt], [text, cut])
-    seconds = time.perf_counter() - started
-    print(f"{seconds * 1000:.0f} ms")
-    assert seconds < 2, "linear time: a quadratic pattern takes minutes here"
+
+    def scored(length):
+        text = unit * (length // len(unit))
+        return lambda: task.score([prompt, prompt], [text, task.stop_rule.truncate(text, prompt.start_state)[0]])
+
+    require_linear(scored)
 
 
 @pytest.mark.parametrize("name", tasks())

@@ -9,6 +9,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
+from conftest import PATIENCE_S
 
 from jax_grpo.records import RecordsError
 from jax_grpo.report import main, render, script_json
@@ -177,7 +178,7 @@ def test_a_browser_draws_every_chart_without_an_error(width, dark, runs, tmp_pat
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=2000"]
     options += ["--window-size=1300,900", f"--user-data-dir={tmp_path / 'profile'}", *["--force-dark-mode"] * dark]
     command = [str(CHROMIUM), *options, "--dump-dom", (tmp_path / "page.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert not errors, "\n".join(errors)
     found = re.search(r'data-seen="([^"]*)"', done.stdout)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from both import crafted_batch, settings, show, torch_model, weights
+from conftest import PATIENCE_S
 
 import torch_ref.batch
 from jax_grpo.config import load_config
@@ -95,7 +96,12 @@ def test_a_batch_recorded_by_either_side_replays_to_the_same_step_in_both(tmp_pa
 
     def run(*arguments: str) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, "-m", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
 
@@ -206,6 +212,6 @@ REPLAY = ["torch_ref.replay", "--config", QUICK, "--out", "unwritten.npz"]
 )
 def test_bad_input_is_one_line(command, says):
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode != 0 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
