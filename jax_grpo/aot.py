@@ -20,6 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from jax_grpo import targets
+from jax_grpo.compilation import compiled_anew
 
 INSTALL = (
     "pip install 'jax_grpo[aot]' (jax-cuda12-plugin and jax-cuda12-pjrt of JAX's version, nvidia-cuda-nvcc-cu12), and set "
@@ -135,7 +136,7 @@ def compile_for(
         CannotCompile: see `device`.
     """
     where = device(target)
-    with tempfile.TemporaryDirectory() as dump, jax.default_device(where):
+    with tempfile.TemporaryDirectory() as dump, jax.default_device(where), compiled_anew():
         own = isinstance(function, jax.stages.Wrapped)  # a jit with options may not stand inside another
         jitted = function if own else jax.jit(function, donate_argnums=donate)
         lowered = jitted.lower(*on_device(arguments, where))

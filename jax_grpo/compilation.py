@@ -5,12 +5,14 @@ a count that goes on growing is a fault.
 """
 
 import collections
+import contextlib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
@@ -30,6 +32,19 @@ def keep_programs(folder: str | None) -> None:
     if folder is not None and CACHE_VARIABLE not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_S)
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Within it no program comes from the disk or goes there: XLA dumps nothing of one that it does not compile."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    reset_cache()  # JAX looks at the setting once
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        reset_cache()
 
 
 def training_options() -> dict[str, str] | None:

@@ -20,6 +20,7 @@ from jax_grpo import aot, targets
 from jax_grpo.bench import step_memory
 from jax_grpo.config import load_config
 from jax_grpo.evaluation import during_training
+from jax_grpo.heldout import heldout_positions
 from jax_grpo.memory import buffers
 from jax_grpo.memory.__main__ import main
 from jax_grpo.memory.compiled import compile_program, device, program_bytes
@@ -67,7 +68,7 @@ def test_the_arguments_are_those_that_the_trainer_gives(tmp_path):
 def test_the_evaluations_programs_are_those_that_the_evaluator_runs(tmp_path):
     settings = tiny(run_dir=str(tmp_path), evaluation={"positions": 3})
     trainer, seen = Trainer(settings), {}
-    evaluator = make_evaluator(trainer)
+    evaluator = make_evaluator(trainer, heldout_positions(settings, trainer.positions))
     assert evaluator is not None
     for mode, program in evaluator._generate.items():
 
@@ -110,6 +111,14 @@ def test_a_small_run_needs_what_its_evaluation_needs_and_that_grows_with_its_bat
     assert plain > max(others.values()), "its parameters, moments and reference included"
     # four times the completions' keys and values; twice those of the prompts too: 2 layers, 2 arrays, 32 wide, 4 bytes
     assert longer - plain > 64 * 18 * 2 * 2 * 32 * 4 and wider - plain > 64 * 80 * 2 * 2 * 32 * 4
+
+
+def test_a_program_that_the_disk_has_is_compiled_anew_for_what_xla_says_of_it():
+    """JAX's key leaves the options of dumps out, and a program from the disk (this session has a folder) dumps nothing."""
+    program = next(program for program in run_of(tiny()).programs if program.name == "reference")
+    first = compile_program("cpu", program)
+    jax.clear_caches()
+    assert compile_program("cpu", program) == first and first.live
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jax_grpo import aot, targets
+from jax_grpo.compilation import compiled_anew
 from jax_grpo.memory.buffers import Live, at_peak
 from jax_grpo.memory.shapes import Program
 
@@ -82,7 +83,7 @@ def compile_program(target: str, program: Program) -> Compiled:
     Raises:
         CannotCompile: the target's compiler is not installed; says what is missing.
     """
-    with tempfile.TemporaryDirectory() as dump:
+    with tempfile.TemporaryDirectory() as dump, compiled_anew():
         memory = _memory(target, program, {"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
         return Compiled(
             memory.argument_size_in_bytes,
