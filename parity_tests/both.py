@@ -22,6 +22,7 @@ from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.replay import replay
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.weights import hf_name
+from torch_ref.compare import largest
 
 Arrays = dict[str, np.ndarray]
 ROWS, LENGTH = 8, 13
@@ -160,7 +161,7 @@ def torch_step(config: Config, of: Mapping[str, np.ndarray], batch: Arrays, arch
 
 
 def show(what: str, errors: dict[str, float], tolerance: float) -> None:
-    """Prints the largest error beside its tolerance, then asserts."""
-    name = max(errors, key=errors.__getitem__)
-    print(f"{what}: largest of {len(errors)} errors {errors[name]:.1e} in {name} (tolerance {tolerance:.0e})")
-    assert errors[name] <= tolerance, f"{what}: {name} differs by {errors[name]:.2e}, tolerance {tolerance:.0e}"
+    """Prints the largest error beside its tolerance, then asserts; raises where one is NaN."""
+    name, error = largest(errors)
+    print(f"{what}: largest of {len(errors)} errors {error:.1e} in {name} (tolerance {tolerance:.0e})")
+    assert error <= tolerance, f"{what}: {name} differs by {error:.2e}, tolerance {tolerance:.0e}"

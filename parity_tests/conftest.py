@@ -26,6 +26,19 @@ from hypothesis import HealthCheck, settings
 from jax_grpo.batch import Batch, FlatTokens, GroupedTokens
 from jax_grpo.config import Config
 from jax_grpo.model import GPT2, GPT2Config, Remat
+from torch_ref.compare import FOUND, REFERENCE, finite, relative_l2
+
+_allclose = np.testing.assert_allclose
+
+
+def _allclose_and_finite(actual, desired, *arguments, **options) -> None:
+    """NumPy's comparison calls NaN equal to NaN and an infinity to itself: what both sides share could break unseen."""
+    finite("allclose", FOUND, actual)
+    finite("allclose", REFERENCE, desired)
+    _allclose(actual, desired, *arguments, **options)
+
+
+np.testing.assert_allclose = _allclose_and_finite
 
 PATIENCE_S = 900.0  # seconds after which a process counts as hanging: no machine is so busy
 # No bound on the time of an example: another process on the machine is no fault of the code.
@@ -97,11 +110,12 @@ def model_logp(graphdef, params, tokens: GroupedTokens | FlatTokens) -> np.ndarr
 
 
 def relative_error(tree, reference) -> float:
-    """Largest relative L2 error over the leaves; a leaf that is zero in both is skipped, zero in one counts as 1."""
-    worst = 0.0
-    leaves = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(part)] for part in (tree, reference))
-    for x, y in zip(*leaves, strict=True):
-        norm = np.linalg.norm(y)
-        if norm > 0 or np.linalg.norm(x) > 0:
-            worst = max(worst, float(np.linalg.norm(x - y) / max(norm, 1e-300)))
-    return worst
+    """Largest relative L2 error over the leaves; 0 for a leaf that is zero in both.
+
+    Raises:
+        NotFinite: a leaf of either tree holds NaN or an infinity.
+    """
+    found, expected = (jax.tree_util.tree_leaves_with_path(part) for part in (tree, reference))
+    pairs = zip(found, expected, strict=True)
+    errors = ((jax.tree_util.keystr(path), x, y) for (path, x), (_, y) in pairs)
+    return max(relative_l2(name, x, y) for name, x, y in errors)

@@ -19,6 +19,7 @@ from jax_grpo.checkpoint import Checkpoints, load_params
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_loading import ConfigError
 from jax_grpo.config_sections import CheckpointConfig
+from jax_grpo.heldout import heldout_positions
 from jax_grpo.metrics import MetricsLog
 from jax_grpo.records import read_records
 from jax_grpo.train import make_evaluator, train
@@ -77,7 +78,8 @@ def test_every_checkpoint_holds_the_evaluation_of_its_own_weights(shared):
     run = shared / "whole"
     logged = evaluations(run)
     assert list(logged) == [0, 2, 4, 6, 8, 9]
-    evaluator = make_evaluator(Trainer(settings(shared / "unused")))
+    trainer = Trainer(settings(shared / "unused"))
+    evaluator = make_evaluator(trainer, heldout_positions(trainer.config, trainer.positions))
     assert evaluator is not None
     for iteration in (4, 8, 9):
         path = run / "checkpoints" / files.folder_name(iteration)

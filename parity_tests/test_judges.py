@@ -32,7 +32,7 @@ from jax_grpo.optimiser import schedule
 from jax_grpo.weights import to_hf
 from torch_ref.advantages import component_advantages
 from torch_ref.advantages import group_advantages as torch_group_advantages
-from torch_ref.compare import logp_error, tensor_errors
+from torch_ref.compare import difference, logp_error, relative_l2, tensor_errors
 
 PROMPT, NEW, ROWS = 6, 7, 8
 
@@ -178,7 +178,7 @@ def _both(batch: Arrays, **sections) -> tuple[dict[str, Arrays], np.ndarray]:
 
 def _agree(found: dict[str, Arrays], theirs: Arrays) -> None:
     for name, arrays in found.items():
-        show(f"{name} loss", {"loss": abs(float(arrays["loss"]) / float(theirs["loss"]) - 1)}, LOSS)
+        show(f"{name} loss", {"loss": relative_l2("loss", arrays["loss"], theirs["loss"])}, LOSS)
         show(f"{name} gradients", tensor_errors(arrays, theirs), GRADIENTS)
 
 
@@ -312,7 +312,7 @@ def test_trl_agrees_on_advantages(trainer, scale):
     theirs = torch_group_advantages(torch.from_numpy(rewards), torch.from_numpy(GROUPS), scale=scale)
     for name, found in (("jax_grpo", ours), ("torch_ref", theirs)):
         # float32 rounding of rewards of size 30
-        show(name, {"advantages": float(np.abs(np.asarray(found) - expected).max())}, 1e-5)
+        show(name, {"advantages": difference(name, found, expected)}, 1e-5)
     assert np.abs(expected).max() > 0.5
 
 
@@ -397,5 +397,5 @@ def test_transformers_agrees_on_logits_and_every_gradient():
         (_, ours), grads = jax.jit(jax.value_and_grad(weighted, has_aux=True))(policy.params)
     found = {f"grad/{name}": x for name, x in to_hf(grads, TINY).items()}
     real = batch["attention_mask"].astype(bool)
-    show("logits", {"logits": float(np.abs(np.asarray(ours) - logits.detach().numpy())[real].max())}, 1e-4)
+    show("logits", {"logits": difference("logits", np.asarray(ours)[real], logits.detach().numpy()[real])}, 1e-4)
     show("gradients", tensor_errors(found, expected), GRADIENTS)

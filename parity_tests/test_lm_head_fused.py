@@ -21,6 +21,7 @@ from jax_grpo.lm_head.tiles import RowStatistics, Tiling
 from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2Config
 from jax_grpo.update import make_gradient
+from torch_ref.compare import difference, relative_l2
 
 B, S, H, V = 16, 6, 32, 131  # 96 tokens: one and a half tiles of 64; an odd vocabulary, padded to 256 rows
 HEADS = {
@@ -115,10 +116,10 @@ def gradient(setting: str, head: dict, dtype: str, compute_dtype: str, parts: in
 def compare(found, wanted, tolerance: float, why: str):
     (loss, grads, logp, entropy, mask), (ref_loss, ref_grads, ref_logp, ref_entropy, _) = found, wanted
     errors = {
-        "loss": abs(loss - ref_loss) / abs(ref_loss),
+        "loss": relative_l2("loss", loss, ref_loss),
         "gradients": relative_error(grads, ref_grads),
-        "logp": np.abs(np.where(mask, logp - ref_logp, 0)).max(),
-        "entropy": np.abs(np.where(mask, entropy - ref_entropy, 0)).max(),
+        "logp": difference("logp", np.where(mask, logp, 0), np.where(mask, ref_logp, 0)),
+        "entropy": difference("entropy", np.where(mask, entropy, 0), np.where(mask, ref_entropy, 0)),
     }
     print(", ".join(f"{name} {error:.1e}" for name, error in errors.items()), f"(tolerance {tolerance:.0e}: {why})")
     assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(ref_grads)), "the reference has a gradient"

@@ -23,7 +23,7 @@ import torch_ref.batch
 from jax_grpo.replay import batch_from
 from jax_grpo.update import init_state, make_update
 from jax_grpo.weights import to_hf
-from torch_ref.compare import TOLERANCES, observable, tensor_errors
+from torch_ref.compare import TOLERANCES, difference, observable, tensor_errors
 from torch_ref.optimiser import ADAMW, build_optimiser
 from torch_ref.update import optimiser_step, start
 
@@ -80,7 +80,8 @@ def test_parameters_after_20_steps(dtype):
         TOLERANCES[dtype].change,
     )
     for name in ("loss", "kl/mean", "beta", "learning_rate", "grad_norm"):
-        errors = {f"step {i}": abs(a[name] - b[name]) for i, (a, b) in enumerate(zip(records, expected, strict=True))}
+        pairs = enumerate(zip(records, expected, strict=True))
+        errors = {f"step {i}": difference(f"{name}, step {i}", a[name], b[name]) for i, (a, b) in pairs}
         # Scalars of size up to 30; the loss averages away most of what single parameters differ by.
         show(name, errors, {"float64": 1e-12, "float32": 1e-4}[dtype])
 
@@ -122,5 +123,5 @@ def test_torchs_own_adamw_and_optax_take_the_same_steps():
             change, state = theirs.update(jnp.asarray(gradient), state, x)
             x = x + change
         expected = np.asarray(x)
-    show("AdamW", {name: float(np.abs(y - expected).max()) for name, y in found.items()}, 1e-12)
+    show("AdamW", {name: difference(name, y, expected) for name, y in found.items()}, 1e-12)
     assert np.abs(expected - start_at).max() > 0.1

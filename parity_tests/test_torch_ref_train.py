@@ -14,7 +14,7 @@ from conftest import PATIENCE_S
 import torch_ref.batch
 from jax_grpo.config import load_config
 from jax_grpo.records import read_records
-from torch_ref.compare import tensor_errors
+from torch_ref.compare import difference, tensor_errors
 from torch_ref.options import Options, computing, prepare
 from torch_ref.replay import replay
 from torch_ref.train import Trainer, train
@@ -129,7 +129,7 @@ def test_a_batch_recorded_by_either_side_replays_to_the_same_step_in_both(tmp_pa
     show("gradients", tensor_errors(found, reference), 1e-9)
     # The second iteration's batch against the first one's weights: the ratio is not 1.
     assert abs(float(reference["ratio/mean"]) - 1) > 1e-4
-    show("loss", {"loss": abs(float(found["loss"]) - float(reference["loss"]))}, 1e-10)
+    show("loss", {"loss": difference("loss", found["loss"], reference["loss"])}, 1e-10)
 
 
 @pytest.fixture(scope="module")

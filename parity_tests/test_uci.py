@@ -27,6 +27,7 @@ from jax_grpo.sampling import Sampling
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.uci import Engine
 from jax_grpo.weights import save_hf
+from torch_ref.compare import difference
 
 COMMAND = [sys.executable, "-m", "jax_grpo.uci", "--weights", "packaged:rook-small"]
 SAMPLED = Sampling(1.0)
@@ -71,13 +72,15 @@ def test_move_logps_are_the_plain_models(player):
     model = nnx.merge(policy.graphdef, policy.params)
     position = POSITIONS[0]
     moves = list(chess.Board(position.fen).legal_moves)[::4]
-    prompt, worst = policy.tokenizer.encode(f"P: {position.fen}    B:"), 0.0
-    for move, found in zip(moves, player.move_logps(chess.Board(position.fen), moves), strict=True):
+    prompt, expected = policy.tokenizer.encode(f"P: {position.fen}    B:"), []
+    found = player.move_logps(chess.Board(position.fen), moves)
+    for move in moves:
         completion = policy.tokenizer.encode(f" {move.uci()}")
         ids = jnp.asarray([prompt + completion])
         hidden = model(ids, jnp.ones_like(ids))[0, len(prompt) - 1 : -1]
         logp = jax.nn.log_softmax(hidden @ model.wte.embedding[...][: policy.tokenizer.vocab_size].T)
-        worst = max(worst, abs(found - float(sum(logp[i, token] for i, token in enumerate(completion)))))
+        expected.append(float(sum(logp[i, token] for i, token in enumerate(completion))))
+    worst = difference("move_logps", found, expected)
     print(f"largest difference {worst:.1e} nats over {len(moves)} moves")
     assert worst < 2e-5 and len(moves) >= 5
 

@@ -35,7 +35,17 @@ from jax_grpo.weights import save_hf, to_hf
 from torch_ref import parity_report
 from torch_ref import train as torch_train
 from torch_ref.batch import from_arrays
-from torch_ref.compare import TOLERANCES, logp_error, observable, scalar_errors, tensor_errors
+from torch_ref.compare import (
+    CANCELLING,
+    TOLERANCES,
+    difference,
+    finite,
+    floor_of,
+    logp_error,
+    observable,
+    scalar_errors,
+    tensor_errors,
+)
 from torch_ref.model import GPT2
 from torch_ref.options import Options
 from torch_ref.replay import STORAGE, with_logp
@@ -107,7 +117,8 @@ def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, A
     batch = from_arrays(arrays, config, dtype=STORAGE[dtype])
     reference = torch_replay(config, model, with_logp(batch, model, config))
     errors["logp"] = logp_error(found["logp"], reference["logp"], arrays["completion_mask"])
-    errors["scalars"] = scalar_errors(found, reference, TOLERANCES[dtype].floor)
+    errors["floors"] = {name: floor_of(name, reference, dtype) for name in CANCELLING}
+    errors["scalars"] = scalar_errors(found, reference, dtype)
     errors["gradients"] = tensor_errors(found, reference)
     return errors, reference
 
@@ -129,7 +140,8 @@ def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, ro
 
     found = np.asarray(logits(policy.params), np.float64)
     used = completion[:, 1:] == 1
-    return float(np.abs(expected[:, :-1][used]).max()), float(np.abs(found - expected)[:, :-1][used].max())
+    found, expected = found[:, :-1][used], expected[:, :-1][used]
+    return float(np.abs(expected).max()), difference("logits", found, expected)
 
 
 def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tuple[dict[str, float], dict[str, Any]]:
@@ -147,7 +159,7 @@ def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tupl
         theirs = optimiser_step(reference, from_arrays(arrays, config, dtype=dtype), config)
         for side, metrics in (("jax_grpo", ours), ("torch_ref", theirs)):
             for name in CURVES:
-                curves[side][name].append(float(metrics.get(name, 0.0)))
+                curves[side][name].append(float(finite(f"{name}, step {step}", side, metrics.get(name, 0.0))))
         if step == min(ADAMW_STEPS, len(batches)):
             moved = {n: x - begin[n] for n, x in to_hf(state.params, policy.architecture).items()}
             expected = {n: p.detach().numpy() - begin[n] for n, p in model.named_parameters()}
@@ -208,9 +220,10 @@ def whole_iterations(config: Config, folder: Path) -> dict[str, Any]:
 def sampling_agreement(arrays: Arrays, scored: Arrays) -> dict[str, Any]:
     """How far the rollout's own log-probabilities are from those that each trainer computes for the same tokens."""
     there = arrays["completion_mask"] == 1
+    sampled = finite("sampling_logp", "rollout", arrays["sampling_logp"][there])
     gaps = {
-        "jax_grpo": np.abs(arrays["sampling_logp"] - arrays["old_logp"])[there],
-        "torch_ref": np.abs(arrays["sampling_logp"] - scored["logp"])[there],
+        "jax_grpo": np.abs(sampled - finite("logp", "jax_grpo", arrays["old_logp"][there])),
+        "torch_ref": np.abs(sampled - finite("logp", "torch_ref", scored["logp"][there])),
     }
     return {
         side: {"mean": float(gap.mean()), "max": float(gap.max()), "all": np.sort(gap).tolist()}

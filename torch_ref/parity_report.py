@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from torch_ref import compare
 from torch_ref.compare import TOLERANCES, logits_tolerance
 
 COLOURS = {"float64": "#16a34a", "float32": "#2563eb", "bfloat16": "#d97706"}
@@ -24,6 +25,8 @@ class Row(NamedTuple):
     error: float
     worst: str
     tolerance: float | None
+    floor: str = ""
+    """Of relative errors: what a smaller reference counts as."""
 
     @property
     def passed(self) -> bool:
@@ -37,31 +40,40 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
         steps = results["one_step"][dtype]
 
         def largest(kind: str, steps=steps) -> tuple[float, str]:
-            found = [(x, f"{name}, {batch}") for batch, e in steps.items() for name, x in _named(e[kind], kind)]
-            return max(found)
+            where, error = compare.largest(
+                {f"{name}, {batch}": x for batch, e in steps.items() for name, x in _named(e[kind], kind)}
+            )
+            return error, where
 
         for what, kind, tolerance in (
             ("logits, absolute", "logits", logits_tolerance(dtype, max(e["largest_logit"] for e in steps.values()))),
             ("logp, absolute, nats", "logp", allowed.logp),
-            ("loss and every metric", "scalars", allowed.scalars),
+            ("loss and every metric, relative", "scalars", allowed.scalars),
             ("every gradient, relative L2", "gradients", allowed.gradients),
         ):
-            rows.append(Row(what, dtype, *largest(kind), tolerance))
+            floor = _floor(allowed.floor, [e["floors"] for e in steps.values()]) if kind == "scalars" else ""
+            rows.append(Row(what, dtype, *largest(kind), tolerance, floor))
         change = results["change"][dtype]
-        worst = max(change, key=change.__getitem__)
-        rows.append(Row("change after AdamW steps, relative L2", dtype, change[worst], _short(worst), allowed.change))
+        worst, error = compare.largest(change)
+        rows.append(Row("change after AdamW steps, relative L2", dtype, error, _short(worst), allowed.change))
     return rows + _several_rows(results["several"])
 
 
 def _several_rows(several: dict[str, Any]) -> list[Row]:
     """Of the iterations of several optimiser steps."""
-    allowed, change = TOLERANCES["float64"], several["change"]
-    found = [(x, f"{n}, iteration {i}") for i, errors in enumerate(several["iterations"]) for n, x in errors.items()]
-    worst = max(change, key=change.__getitem__)
+    allowed = TOLERANCES["float64"]
+    found = {f"{n}, iteration {i}": x for i, errors in enumerate(several["iterations"]) for n, x in errors.items()}
+    where, error = compare.largest(found)
+    worst, change = compare.largest(several["change"])
     return [
-        Row("several steps an iteration: metrics", "float64", *max(found), allowed.scalars),
-        Row("several steps an iteration: change", "float64", change[worst], _short(worst), allowed.change),
+        Row("several steps an iteration: metrics", "float64", error, where, allowed.scalars),
+        Row("several steps an iteration: change", "float64", change, _short(worst), allowed.change),
     ]
+
+
+def _floor(of_metrics: float, of_losses: list[dict[str, float]]) -> str:
+    highest = max(floor for batch in of_losses for floor in batch.values())
+    return f"{of_metrics:g}" + (f"; the two losses {highest:.2g}" if highest > of_metrics else "")
 
 
 def _named(errors: float | dict[str, float], kind: str) -> list[tuple[str, float]]:
@@ -86,10 +98,12 @@ def _page(results: dict[str, Any], rows: list[Row]) -> str:
     model, versions = results["config"]["model"], results["versions"]
     name = model["weights"] or f"random weights, {model['num_layers']} layers of width {model['hidden_size']}"
     verdict = "everything within its tolerance" if all(row.passed for row in rows) else "NOT within tolerance"
-    table = ["| what | precision | largest error | where | tolerance | |", "|---|---|---|---|---|---|"]
+    table = ["| what | precision | largest error | where | tolerance | floor | |", "|---|---|---|---|---|---|---|"]
     for row in rows:
         allowed = "reported" if row.tolerance is None else f"{row.tolerance:.0e}"
-        table.append(f"| {row.what} | {row.dtype} | {row.error:.1e} | {row.worst} | {allowed} | {_mark(row)} |")
+        table.append(
+            f"| {row.what} | {row.dtype} | {row.error:.1e} | {row.worst} | {allowed} | {row.floor} | {_mark(row)} |"
+        )
     off, sampling = results["off_policy"], results["sampling"]
     return "\n".join(
         [
@@ -104,6 +118,9 @@ def _page(results: dict[str, Any], rows: list[Row]) -> str:
             f"{off.get('kl/mean', 0.0):.3f} nats per token.",
             "",
             *table,
+            "",
+            "A relative error is of the reference's value, or of the floor where the value is smaller. In bfloat16 the two "
+            "losses' floor is the batch's mean |advantage|: the size of the terms whose sum cancels.",
             "",
             "Rollout against trainer, the same tokens: mean and largest difference of the log-probability "
             + ", ".join(f"{side} {gap['mean']:.1e} and {gap['max']:.1e}" for side, gap in sampling.items())
