@@ -1,4 +1,4 @@
-"""Can the tests fail? Breaks one line of `jax_grpo` at a time, in a copy, and records which test notices.
+"""Can the tests fail? Breaks one line of `jax_grpo` or `torch_ref` at a time, in a copy, and records which test notices.
 
     python parity_tests/mutations.py --out docs/results/parity/mutations.json [NAME ...]
 
@@ -9,18 +9,29 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+# Not used here: the tests' slowest imports, made once for all children. None of them starts a thread before it is used.
+import flax.nnx  # noqa: F401
+import jax.numpy  # noqa: F401
+import optax  # noqa: F401
+import orbax.checkpoint  # noqa: F401
+import pytest
+import torch  # noqa: F401
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class Fault(NamedTuple):
-    """One wrong line: in `file`, `right` becomes `wrong`; `tests` are looked at until one is red."""
+    """One wrong line: in `file`, `right` becomes `wrong`; `tests` are looked at until one is red.
+
+    `file` is of `jax_grpo` where it does not begin with `torch_ref/`.
+    """
 
     file: str
     right: str
@@ -96,25 +107,95 @@ FAULTS = {
         "model.py", "self._embed(read_PGC, position_PGC))", "self._embed(read_PGC, position_PGC) + 0 * jnp.sqrt(0 * self.wpe(position_PGC)))",
         "test_model.py -k grouped_layout_equals",
     ),
+    # The trainer and what it calls, data, evaluation, checkpoints.
+    "minibatches: advantages stay in their place": Fault("trainer.py", "order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)", "order_B = np.arange(prompts * group)", "test_minibatches.py"),
+    "minibatches: tokens stay in their place": Fault("trainer.py", "jax.tree.map(lambda x: x[order_P], batch.tokens)", "batch.tokens", "test_minibatches.py"),
+    "minibatches: every epoch in the first one's order": Fault("trainer.py", "default_rng((self.config.seed, iteration, epoch))", "default_rng((self.config.seed, iteration, 0))", "test_minibatches.py"),
+    "metrics of the first step": Fault("trainer.py", '"grad_norm") else values[-1]', '"grad_norm") else values[0]', "test_minibatches.py"),
+    "a group's samples share their random numbers": Fault("rollout.py", "lambda g: jax.random.fold_in(key, g))", "lambda g: key)", "test_random_numbers.py"),
+    "iterations share their random numbers": Fault("rollout.py", "jax.random.fold_in(jax.random.key(seed), step)", "jax.random.key(seed)", "test_random_numbers.py"),
+    "tokens share their random number": Fault("rollout.py", "jax.random.fold_in(key, t), dtype", "jax.random.fold_in(key, 0), dtype", "test_random_numbers.py"),
+    "texts without their last token": Fault("rollout.py", "tokenizer.decode(ids[:length].tolist())", "tokenizer.decode(ids[: length - 1].tolist())", "test_random_numbers.py"),
+    "one token beyond a prompt's own cap": Fault("decoding.py", "(t >= prompts.cap_P)", "(t > prompts.cap_P)", "test_mixed.py -k own_cap"),
+    "positions of sampled tokens one on": Fault("decoding.py", "(prompts.length_P + t - 1)", "(prompts.length_P + t)", "test_rollout.py -k sampling_logprobs"),
+    "top-p counts the token itself": Fault("sampling.py", "jnp.cumsum(probs_RK, axis=-1) - probs_RK ", "jnp.cumsum(probs_RK, axis=-1) ", "test_rollout.py -k exact_distribution"),
+    "min-p is a factor of the logit": Fault("sampling.py", "jnp.max(logits_RV, axis=-1) + jnp.log(sampling.min_p)", "jnp.max(logits_RV, axis=-1) * sampling.min_p", "test_rollout.py -k exact_distribution"),
+    "repetition rewards negative logits": Fault("sampling.py", "logits_RV / penalty, logits_RV * penalty)", "logits_RV / penalty, logits_RV / penalty)", "test_rollout.py -k repetition"),
+    "a token of zero weight is drawn": Fault("sampling.py", "cumulative_RN > target_R[:, None]", "cumulative_RN >= target_R[:, None]", "test_rollout.py -k zero_weight"),
+    "published labels turned for White": Fault("tasks/policy.py", '" b " in position.fen', '" w " in position.fen', "test_tasks.py -k black_gets"),
+    "a candidate repeated counts again": Fault("tasks/policy.py", '"legal_moves": len(set(moves) & legal) / listed', '"legal_moves": sum(move in legal for move in moves) / listed', "test_tasks.py -k policy_components"),
+    "top five are always five": Fault("tasks/policy.py", "len(set(moves) & set(labels)) / max(len(labels), 1)", "len(set(moves) & set(labels)) / CANDIDATES", "test_tasks_policy.py -k perfect"),
+    "a move's value is its opponent's": Fault("tasks/policy.py", "else -found[fen].score", "else found[fen].score", "test_tasks.py -k unlabelled"),
+    "checkmate is rewarded as a draw": Fault("tasks/environment.py", "if outcome.winner is None else", "if outcome.winner is not None else", "test_tasks.py -k environment_answers"),
+    "eleven moves of history": Fault("tasks/environment.py", "before[-(HISTORY - 1) :]", "before[-HISTORY:]", "test_tasks.py -k published_formats"),
+    "insertions are free": Fault("tasks/environment.py", "np.minimum.accumulate(candidate - steps) + steps", "np.minimum.accumulate(candidate)", "test_tasks.py -k edit_distance"),
+    "no promotion on the first rank": Fault("tasks/stop.py", 'b.on(_TO_RANK, "18", _PROMOTION)', 'b.on(_TO_RANK, "8", _PROMOTION)', "test_stop_rules.py -k move_ends"),
+    "BB: is not seen": Fault("tasks/stop.py", 'b.on(SEEN_B, "B", SEEN_B)', 'b.on(SEEN_B, "B", SEEKING)', "test_stop_rules.py test_tasks.py -k 'stop'"),
+    "an interval's deviation with ddof 0": Fault("evaluation/intervals.py", "for value in values) / (n - 1)", "for value in values) / n", "test_evaluation.py -k normal_interval"),
+    "a difference's interval upside down": Fault("evaluation/intervals.py", "_known(before.high) - before.value)", "_known(before.low) - before.value)", "test_evaluation.py -k newcombe"),
+    "a better move than the label's costs": Fault("evaluation/policy.py", '"win_loss": max(0.0, win_probability(best) - win_probability(pawns))', '"win_loss": abs(win_probability(best) - win_probability(pawns))', "test_evaluation.py -k 'worse_move or better_move'"),
+    "the other side's illegal move": Fault("evaluation/selfplay.py", "game.board.turn == color", "game.board.turn != color", "test_evaluation.py -k half_moves"),
+    "states count again after a wrong one": Fault("evaluation/selfplay.py", "if game.exact == game.legal - 1 and", "if", "test_evaluation.py -k states"),
+    "the least likely target is the mate": Fault("evaluation/mates.py", "target = max(scores,", "target = min(scores,", "test_evaluation.py -k mates_are_read"),
+    "the oldest checkpoints are kept": Fault("checkpoint.py", "found[-self._config.keep_last :]", "found[: self._config.keep_last]", "test_checkpoint.py -k last_and_the_best"),
+    "the worst checkpoints are kept": Fault("checkpoint.py", '{"largest": -1, "smallest": 1}', '{"largest": 1, "smallest": -1}', "test_checkpoint.py -k last_and_the_best"),
+    "the origin goes with its abandoned future": Fault("checkpoint.py", "if int(path.name) > iteration]", "if int(path.name) >= iteration]", "test_checkpoint.py -k abandoned"),
+    "the command to continue begins again": Fault("resume.py", 'elif argument != "--restart" and not', "elif not", "test_resume.py -k command_that_continues"),
+    "one row too many": Fault("data/shards.py", "or rows[split] < bound:", "or rows[split] <= bound:", "test_data.py -k between_any_two_writes"),
+    "a draw at the second occurrence": Fault("data/arbiter.py", "board.is_repetition(3)", "board.is_repetition(2)", "test_data.py -k threefold"),
+    "the first moves for the last": Fault("position_files.py", "for m in board.move_stack[-10:]", "for m in board.move_stack[:10]", "test_prompts.py -k pgn_gives"),
+    "every epoch in the same order": Fault("prompts.py", "default_rng((self._seed, epoch))", "default_rng(self._seed)", "test_prompts.py -k 'order_is or own_order'"),
+    "the KL's error relative to itself": Fault("kl_control.py", "(kl_observed - config.target) / config.target", "(kl_observed - config.target) / kl_observed", "test_kl_control.py -k relative_error"),
+    "a record twice after resuming": Fault("metrics.py", '["iteration"] < first_iteration]', '["iteration"] <= first_iteration]', "test_metrics_continued.py"),
+    "a token does not see itself": Fault("flops.py", "read_PG * (read_PG + 1) // 2", "read_PG * (read_PG - 1) // 2", "test_flops.py -k counted_once"),
+    "health looks one iteration late": Fault("health.py", "if len(self.history) >= count else []", "if len(self.history) > count else []", "test_health.py -k each_check"),
+    "the search goes the wrong way": Fault("memory/micro_batches.py", "(low, middle) if needs", "(middle, high) if not needs", "test_micro_batches.py -k first_that_fits"),
+    # The reference: it must be as easy to break.
+    "torch_ref: others' mean of all": Fault("torch_ref/advantages.py", "/ (reward_G.numel() - 1)", "/ reward_G.numel()", "test_parity.py -k 'option and leave'"),
+    "torch_ref: deviation with ddof 0": Fault("torch_ref/advantages.py", '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=1)', '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=0)', "test_parity.py -k 'option and leave'"),
+    "torch_ref: truncated ones are trained on": Fault("torch_ref/batch.py", "* self.stopped_B[:, None]", "* ~self.stopped_B[:, None]", "test_parity.py -k 'option and truncated'"),
+    "torch_ref: no bound beyond the clip": Fault("torch_ref/objective.py", "rho_BT.clamp(max=config.delta)", "rho_BT", "test_parity.py -k 'option and delta'"),
+    "torch_ref: the entropy bonus is a penalty": Fault("torch_ref/update.py", "loss = loss - coefficient *", "loss = loss + coefficient *", "test_parity.py -k 'option and bonus'"),
+    "torch_ref: top-p counts the token itself": Fault("torch_ref/sampling.py", "probability_BV.cumsum(dim=-1) - probability_BV >= p", "probability_BV.cumsum(dim=-1) >= p", "test_torch_ref_transformers.py -k every_sampling"),
+    "torch_ref: one token beyond the cap": Fault("torch_ref/generate.py", "(count < cap_B)", "(count <= cap_B)", "test_twins.py -k cap"),
+    "torch_ref: beta below its least": Fault("torch_ref/kl_control.py", "max(config.beta_min, min(config.beta_max, beta))", "min(config.beta_max, beta)", "test_twins.py -k beta"),
+    "torch_ref: the schedule forgets its warm-up": Fault("torch_ref/optimiser.py", "(step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)", "step / max(1, total_steps)", "test_twins.py -k learning_rate"),
+    "torch_ref: the penalty begins at the cap": Fault("torch_ref/advantages.py", "(length_B - (cap - zone)) / zone", "(length_B - cap) / zone", "test_twins.py -k penalty"),
 }  # fmt: skip
+
+
+def run_pytest(tests: str, copy: Path) -> tuple[int, str]:
+    """Exit status and output of pytest in the copy: in a child that begins with the libraries imported, which takes longest."""
+    log = copy / "pytest.log"
+    child = os.fork()
+    if child == 0:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.environ["PYTHONPATH"] = str(copy)
+        sys.path.insert(0, str(copy))
+        os.chdir(copy / "parity_tests")
+        status = 70
+        try:
+            status = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *shlex.split(tests)]))
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), log.read_text(errors="replace")
 
 
 def first_red(fault: Fault, copy: Path) -> str | None:
     """The first test that fails with the fault in place, or None."""
-    file = copy / "jax_grpo" / fault.file
+    file = copy / (fault.file if fault.file.startswith("torch_ref/") else f"jax_grpo/{fault.file}")
     source = file.read_text()
     if source.count(fault.right) != 1:
         raise SystemExit(f"{fault.file}: {fault.right!r} stands there {source.count(fault.right)} times; expected once")
     file.write_text(source.replace(fault.right, fault.wrong))
-    command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {fault.tests}"
-    environment = os.environ | {"PYTHONPATH": str(copy)}
-    done = subprocess.run(
-        command, shell=True, cwd=copy / "parity_tests", env=environment, capture_output=True, text=True, check=False
-    )
+    status, output = run_pytest(fault.tests, copy)
     file.write_text(source)
-    red = re.search(r"^(?:FAILED|ERROR) (?:parity_tests/)?(\S+)", done.stdout, re.MULTILINE)
-    if red is None and done.returncode not in (0, 1):
-        raise SystemExit(f"pytest did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    red = re.search(r"^(?:FAILED|ERROR) (?:parity_tests/)?(\S+)", output, re.MULTILINE)
+    if red is None and status not in (0, 1):
+        raise SystemExit(f"{fault.tests}: pytest did not run: {output[-2000:]}")
     return red[1] if red else None
 
 

@@ -141,6 +141,12 @@ def test_the_last_and_the_best_are_kept(tmp_path):
         saved(tmp_path / "wrong", 1, keep_best=1, best_metric="rewrad")
 
 
+def test_the_abandoned_future_goes_and_its_origin_stays(tmp_path):
+    checkpoints = saved(tmp_path, 4, keep_last=4)
+    assert [path.name for path in checkpoints.drop_after(2)] == ["000003", "000004"]
+    assert names(tmp_path) == ["000001", "000002"]
+
+
 def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 

@@ -30,6 +30,7 @@ from jax_grpo.loading import load_policy
 from jax_grpo.named_weights import find_tokenizer, find_weights
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import policy_row
+from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.environment import next_state
 from jax_grpo.tasks.policy import win_probability
 from jax_grpo.tokenizer import Tokenizer
@@ -60,6 +61,12 @@ def test_the_normal_interval_covers_the_true_mean_about_95_times_in_100():
     covered = np.mean([e.low <= 1 <= e.high for e in found])
     print("covered", covered)
     assert 0.92 < covered < 0.97
+
+
+def test_the_normal_interval_of_four_values_is_the_one_by_hand():
+    found = mean([1.0, 2.0, 3.0, 4.0])  # deviation sqrt(5 / 3), of the mean half of it
+    assert (found.value, found.count) == (2.5, 4)
+    assert found.high - 2.5 == pytest.approx(2.5 - found.low) == pytest.approx(Z * math.sqrt(5 / 3) / 2, rel=1e-12)
 
 
 def test_intervals_do_not_depend_on_the_order_of_the_values():
@@ -103,6 +110,13 @@ def test_a_worse_move_costs_the_difference_of_its_label():
     assert row["best_move"] is False
     assert row["centipawn_loss"] == pytest.approx(100 * (first - last))
     assert row["win_loss"] == pytest.approx(win_probability(first) - win_probability(last))
+
+
+def test_a_better_move_than_the_labels_first_costs_nothing():
+    """Labels come from searches that were cut short: the second may stand above the first."""
+    position = Position(chess.STARTING_FEN, (), ("e2e4", "d2d4"), (0.1, 0.5))
+    (row,) = policy_rows("best_move", [position], [" d2d4"], None)
+    assert row["scored"] and row["win_loss"] == row["centipawn_loss"] == 0
 
 
 def test_an_illegal_or_unlabelled_move_has_no_cost_without_an_engine():
