@@ -107,6 +107,10 @@ def test_a_move_ends_where_it_cannot_go_on(after_b, kept, stops):
     assert RULES["policy"].truncate(full + after_b, SEEKING) == (full + kept, stops)
 
 
+def test_a_b_before_the_marker_does_not_hide_it():
+    assert policy_stop().truncate("M: BB: e2e4 rest", SEEKING) == ("M: BB: e2e4", True)
+
+
 def test_truncation_keeps_what_was_truncated():
     rng = random.Random(2)
     for rule in RULES.values():
