@@ -141,7 +141,7 @@ FAULTS = {
     "the worst checkpoints are kept": Fault("checkpoint.py", '{"largest": -1, "smallest": 1}', '{"largest": 1, "smallest": -1}', "test_checkpoint.py -k last_and_the_best"),
     "the origin goes with its abandoned future": Fault("checkpoint.py", "if int(path.name) > iteration]", "if int(path.name) >= iteration]", "test_checkpoint.py -k abandoned"),
     "the command to continue begins again": Fault("resume.py", 'elif argument != "--restart" and not', "elif not", "test_resume.py -k command_that_continues"),
-    "one row too many": Fault("data/shards.py", "or rows[split] < bound:", "or rows[split] <= bound:", "test_data.py -k between_any_two_writes"),
+    "one row too many": Fault("data/shards.py", "or rows[split] < bound:", "or rows[split] <= bound:", "test_shard_bounds.py"),
     "a draw at the second occurrence": Fault("data/arbiter.py", "board.is_repetition(3)", "board.is_repetition(2)", "test_data.py -k threefold"),
     "the first moves for the last": Fault("position_files.py", "for m in board.move_stack[-10:]", "for m in board.move_stack[:10]", "test_prompts.py -k pgn_gives"),
     "every epoch in the same order": Fault("prompts.py", "default_rng((self._seed, epoch))", "default_rng(self._seed)", "test_prompts.py -k 'order_is or own_order'"),
@@ -215,7 +215,9 @@ def main() -> None:
             red = first_red(fault, copy)
             print(f"{name}: {red or 'NOT SEEN'}", flush=True)
             records[name] = {"file": fault.file, "right": fault.right, "wrong": fault.wrong, "red": red}
-            arguments.out.write_text(json.dumps(records, indent=1) + "\n")  # after each: an interrupted run keeps what it saw
+            arguments.out.write_text(
+                json.dumps(records, indent=1) + "\n"
+            )  # after each: an interrupted run keeps what it saw
     sys.exit(0 if all(record["red"] for record in records.values()) else 1)
 
 
