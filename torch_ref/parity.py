@@ -204,8 +204,8 @@ def whole_iterations(config: Config, folder: Path) -> dict[str, Any]:
         expected = torch_train.over_steps(steps) | {"optimizer_step": theirs.state.step, "steps": len(steps)}
         found = {name: np.asarray(x) for name, x in measured.items()}
         reference = {name: np.asarray(x) for name, x in expected.items()}
-        gaps = {name: abs(float(found.pop(name)) - float(reference.pop(name))) for name in ROUNDING}
-        errors.append(scalar_errors(found, reference, TOLERANCES["float64"].floor) | gaps)
+        gaps = {name: difference(name, found.pop(name), reference.pop(name)) for name in ROUNDING}
+        errors.append(scalar_errors(found, reference, "float64") | gaps)
         metrics.append(expected)
     moved = {n: x - begin[n] for n, x in to_hf(ours.state.params, ours.policy.architecture).items()}
     expected = {n: p.detach().numpy() - begin[n] for n, p in theirs.state.model.named_parameters()}
