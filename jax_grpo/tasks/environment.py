@@ -28,9 +28,8 @@ WEIGHTS = {
 
 def next_state(board: chess.Board, move: chess.Move) -> str:
     """The exact completion for a move, legal or not."""
-    if move not in list(
-        board.legal_moves
-    ):  # `in board.legal_moves` also takes castling written king takes rook (`e1h1`)
+    # `in board.legal_moves` also takes castling written king takes rook (`e1h1`), which the list does not have.
+    if move not in list(board.legal_moves):
         return f"{board.fen()}+-1.0+0+1"
     after = board.copy(stack=False)
     after.push(move)
