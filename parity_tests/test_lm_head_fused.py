@@ -52,7 +52,7 @@ class HeadOnly(nnx.Module):
         self.wte = nnx.Embed(*embedding_VH.shape, rngs=nnx.Rngs(0))
         self.wte.embedding = nnx.Param(embedding_VH)
         self.config = GPT2Config(vocab_size, 1, 1, embedding_VH.shape[1], 8)
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.vocabulary = compute_dtype, vocab_size
 
 
 @struct.dataclass

@@ -135,7 +135,8 @@ def test_a_checkpoint_serves_as_the_weights_of_another_run(shared):
     expected = load_hf(shared / "whole" / "weights")[1]
     assert all(map(np.array_equal, jax.tree.leaves(policy.params), jax.tree.leaves(expected)))
     with pytest.raises(
-        ConfigError, match=r"expected a Hugging Face folder.*or give a checkpoint \(runs/NAME/checkpoints"
+        ConfigError,
+        match=r"expected a Hugging Face folder.*or give a finished run's folder or a checkpoint \(runs/NAME/",
     ):
         check_files(config.model_copy(update={"model": config.model.model_copy(update={"weights": str(shared)})}))
 
