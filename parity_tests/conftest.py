@@ -6,7 +6,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # pytest finds its hooks and its fixture here. Before JAX and PyTorch, which read what it sets.
 from worker import (  # noqa: F401
-    programs_end_with_their_file,
+    caches_end_with_their_file,
     pytest_configure,
     pytest_runtest_protocol,
     pytest_sessionfinish,

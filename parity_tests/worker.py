@@ -1,4 +1,4 @@
-"""What a test process keeps: compiled programs go with their file or when memory runs up, and the suite holds itself to a limit.
+"""What a test process keeps: compiled programs go when memory runs up, and the suite holds itself to a limit.
 
 An operation that is compiled alone takes over a megabyte of the process (an uncompiled update's 420 took 0.7 GB), so that a worker
 that keeps all programs reached five gigabytes. Those that come back are read from the disk: the session has a folder of its own
@@ -17,10 +17,13 @@ import pytest
 # Threads of PyTorch's that wait spin, which with a worker on each core took thirty times the CPU time of a small step.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 LIMIT_BYTES = 2_000_000_000  # of a worker: two, and what they start, are to run in 8 GB
-AMPLE_BYTES = 1_600_000_000  # with more than this resident, programs are dropped within a file too
+AMPLE_BYTES = 1_400_000_000  # with more than this resident, programs are dropped within a file too,
+GROWTH_BYTES = 300_000_000  # but only when so much has come since the last time: the next test compiles its own again
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 LEAST = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0"}
-PEAK, PEAKS = pytest.StashKey[int](), pytest.StashKey[dict[str, int]]()
+PEAK = pytest.StashKey[tuple[int, str]]()  # bytes, and the test that reached them
+PEAKS = pytest.StashKey[dict[str, tuple[int, str]]]()
+KEPT = pytest.StashKey[int]()  # least resident since programs were last dropped
 
 
 def share_compiled_programs() -> str | None:
@@ -55,33 +58,38 @@ def peak() -> int:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def programs_end_with_their_file(request):
-    """What a file's own caches hold keeps programs alive too."""
+def caches_end_with_their_file(request):
+    """What a file's own caches hold keeps programs alive."""
     yield
     for value in vars(request.module).values():
         if getattr(value, "__module__", None) == request.module.__name__ and hasattr(value, "cache_clear"):
             value.cache_clear()
-    release()
 
 
 def pytest_configure(config):
-    config.stash[PEAK], config.stash[PEAKS] = 0, {}
+    config.stash[PEAK], config.stash[PEAKS], config.stash[KEPT] = (0, "no test"), {}, AMPLE_BYTES
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Looks after each test: a test of the measurements themselves makes the count begin anew."""
     done = yield
-    item.config.stash[PEAK] = max(item.config.stash[PEAK], peak())
-    if resident_memory.counted() and resident_memory.resident("VmRSS") > AMPLE_BYTES:
-        release()
+    stash = item.config.stash
+    if (found := peak()) > stash[PEAK][0]:
+        stash[PEAK] = found, item.nodeid
+    if resident_memory.counted():
+        now = resident_memory.resident("VmRSS")
+        stash[KEPT] = min(stash[KEPT], now)
+        if now > max(AMPLE_BYTES, stash[KEPT] + GROWTH_BYTES):
+            release()
+            stash[KEPT] = resident_memory.resident("VmRSS")
     return done
 
 
 def pytest_testnodedown(node, error):
     """A worker tells its peak with its last message; one that crashed has none."""
-    if (told := getattr(node, "workeroutput", {}).get("peak_bytes")) is not None:
-        node.config.stash[PEAKS][node.gateway.id] = told
+    if (told := getattr(node, "workeroutput", {}).get("peak")) is not None:
+        node.config.stash[PEAKS][node.gateway.id] = tuple(told)
 
 
 def held_to_the_limit(config) -> bool:
@@ -92,18 +100,18 @@ def held_to_the_limit(config) -> bool:
 def pytest_sessionfinish(session):
     config = session.config
     if hasattr(config, "workeroutput"):
-        config.workeroutput["peak_bytes"] = config.stash[PEAK]
+        config.workeroutput["peak"] = config.stash[PEAK]
         return
-    if config.stash[PEAK]:
+    if config.stash[PEAK][0]:
         config.stash[PEAKS]["this process"] = config.stash[PEAK]
-    too_much = max(config.stash[PEAKS].values(), default=0) > LIMIT_BYTES
+    too_much = any(size > LIMIT_BYTES for size, _ in config.stash[PEAKS].values())
     if held_to_the_limit(config) and too_much and not session.exitstatus:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    for name, size in sorted(config.stash[PEAKS].items()):
-        line = f"{name}: at most {size / 1e9:.2f} GB resident (limit {LIMIT_BYTES / 1e9:.0f})"
+    for name, (size, test) in sorted(config.stash[PEAKS].items()):
+        line = f"{name}: at most {size / 1e9:.2f} GB resident (limit {LIMIT_BYTES / 1e9:.0f}), first in {test}"
         if held_to_the_limit(config) and size > LIMIT_BYTES:
             line += ": FAILED; what a test holds on to, or needs by nature (then it is a slow test), is in its process's memory"
         terminalreporter.write_line(line)
