@@ -62,7 +62,7 @@ SICK = {
         TOY,
         [*TINY, *ONE_MOVE, "--task.prompt_style", "full", "--objective.mask_truncated", "true", "--update.minibatches", "2"],
         None,
-        r"2 optimiser steps so far had no token to train on.*update.minibatches \(now 2\)",
+        r"[12] optimiser steps so far had no token to train on.*update.minibatches \(now 2\)",
     ),
     "wrong_ratio": (
         TOY,
