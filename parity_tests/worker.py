@@ -112,7 +112,8 @@ def pytest_sessionfinish(session):
 
 def pytest_terminal_summary(terminalreporter, config):
     for name, (size, test) in sorted(config.stash[PEAKS].items()):
-        line = f"{name}: at most {size / 1e9:.2f} GB resident (aim {AIM_BYTES / 1e9:.0f}, limit {LIMIT_BYTES / 1e9:.0f}), first in {test}"
+        bounds = f"aim {AIM_BYTES / 1e9:.0f}, limit {LIMIT_BYTES / 1e9:.0f}"
+        line = f"{name}: at most {size / 1e9:.2f} GB resident ({bounds}), first in {test}"
         if held_to_the_limit(config) and size > LIMIT_BYTES:
             line += ": FAILED; what a test holds on to, or needs by nature (then it is a slow test), is in its process's memory"
         terminalreporter.write_line(line)
