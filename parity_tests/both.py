@@ -49,7 +49,7 @@ def objective(name: str, **changes) -> dict:
     return {"name": name} | bounds.get(name, {}) | changes
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def weights(scale: float = 4.0, architecture: GPT2Config = TINY) -> Arrays:
     """float64 weights under Hugging Face's names, larger than GPT-2's initial ones so that no logits are alike."""
     rng = np.random.default_rng(7)
@@ -130,9 +130,19 @@ def crafted_batch(
 
 
 @functools.lru_cache(maxsize=1)
-def _drop_programs_of_other_widths(x64: bool) -> None:
-    """Hundreds of operations are compiled one by one for a width, 0.7 GB, and none of them serves the other width."""
+def _drop_programs_of_other_shapes(*shape: object) -> None:
+    """Hundreds of operations are compiled one by one for a shape, 0.7 GB, and few of them serve another shape or width."""
     release()
+
+
+def uncompiled(*shape: object) -> contextlib.AbstractContextManager:
+    """`jax.disable_jit` with room for its operations: many settings can be tried in the time that compiling one takes.
+
+    Args:
+        shape: whatever the operations' shapes and dtypes depend on.
+    """
+    _drop_programs_of_other_shapes(*shape)
+    return jax.disable_jit()
 
 
 def jax_step(
@@ -143,10 +153,9 @@ def jax_step(
     compiled: bool = False,
     architecture: GPT2Config = TINY,
 ) -> Arrays:
-    """`jax_grpo`'s optimiser step. Uncompiled, many settings can be tried in the time of one compilation."""
+    """`jax_grpo`'s optimiser step; by default `uncompiled`."""
     dtype = config.model.compute_dtype
-    _drop_programs_of_other_widths(dtype == "float64")
-    how = contextlib.nullcontext() if compiled else jax.disable_jit()
+    how = contextlib.nullcontext() if compiled else uncompiled(dtype, architecture, config.update.parts)
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         policy = jax_policy(of, dtype, architecture)
         with how:

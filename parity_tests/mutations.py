@@ -45,9 +45,10 @@ class Fault(NamedTuple):
 
 
 PARITY = (
-    "test_parity.py -k 'every_option or (every_combination and dapo and (k2 or k3)) or (every_combination and luspo)'"
+    "test_parity.py -m 'slow or not slow' -k "
+    "'every_option or (float64_every_combination and (luspo or dapo and (k2 or k3)))'"
 )
-ONE_STEP = "test_parity.py -k 'every_combination and clip-token-dapo-k3 and float64'"
+ONE_STEP = "test_parity.py -m 'slow or not slow' -k 'float64_every_combination and clip-token-dapo-k3'"
 FAULTS = {
     "baseline over the batch": Fault(
         "advantages.py",

@@ -70,6 +70,7 @@ def test_a_variant_that_is_never_done_is_ended_at_its_limit():
     assert harness.run_child(BENCH, "torch-slow", "only", 3, 2) == {"error": "not done after 2 s"}
 
 
+@pytest.mark.slow  # processes that import JAX, one after another
 def test_a_suite_survives_what_fails_and_goes_on(tmp_path):
     text, tiny = suite(tmp_path, "done,wrong-shape,killed", 60)
     assert {name: "error" in record for name, record in tiny["variants"].items()} == {
@@ -292,7 +293,12 @@ def tiny_update() -> tuple[str, dict]:
 
 
 @pytest.mark.parametrize(
-    "variant", [name for name in update.BENCH.variants if name not in ("jax_grpo", "torch_ref-compiled")]
+    "variant",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("jax_grpo-chunked", "jax_grpo-micro-batches") else [])
+        for name in update.BENCH.variants
+        if name not in ("jax_grpo", "torch_ref-compiled")
+    ],
 )
 def test_every_variant_of_the_update_computes_the_same_loss_and_gradient(variant, tiny_update):
     if variant.startswith("TRL"):

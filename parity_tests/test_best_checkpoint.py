@@ -103,6 +103,7 @@ def stopping(monkeypatch, iteration: int) -> None:
     monkeypatch.setattr(MetricsLog, "write", write)
 
 
+@pytest.mark.slow  # three runs
 def test_what_a_signal_saves_is_never_ranked_by_an_older_evaluation(shared, monkeypatch):
     """Signals before 5, which is not evaluated, before 8, which is evaluated and saved, and before the last."""
     run, expected, origin = shared / "stopped", evaluations(shared / "whole"), None

@@ -21,7 +21,7 @@ RUN = [
 def test_a_program_is_compiled_once_for_each_width_of_prompts():
     trainer = Trainer(
         config(
-            model={"max_position_embeddings": 100},
+            model={"num_layers": 1, "hidden_size": 16, "max_position_embeddings": 100},
             prompts={"source": "packaged", "per_iteration": 1, "max_prompt_tokens": 80},
         )
     )

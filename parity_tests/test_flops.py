@@ -166,6 +166,7 @@ def test_the_heads_gradient_is_zero_on_exactly_the_rows_that_are_not_credited(he
     assert rows == credited < int(batch.mask_BS.sum())
 
 
+@pytest.mark.slow  # a run; the count itself is tested above
 def test_a_run_without_signal_is_credited_for_no_backward_pass(tmp_path):
     """No completion earns anything, and there is no KL term: the update's rate is that of its forward pass."""
     settings = config(

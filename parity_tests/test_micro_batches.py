@@ -61,6 +61,7 @@ def two_fit() -> float:
     return (needed[1] + needed[2]) / 2 / (1 - MARGIN) / 1e9
 
 
+@pytest.mark.slow  # two runs and the programs of a search
 def test_auto_under_a_small_limit_trains_as_the_number_itself_bit_for_bit(two_fit, tmp_path, capsys):
     train(settings(tmp_path / "auto", micro_batches="auto", memory_limit_gb=two_fit))
     said = capsys.readouterr().out
@@ -102,6 +103,7 @@ def test_a_limit_below_one_completion_is_refused_before_training():
         chosen(settings(micro_batches="auto", memory_limit_gb=1e-6, minibatches=4), print)
 
 
+@pytest.mark.slow  # the programs of a search
 def test_an_evaluation_that_no_micro_batch_makes_smaller_is_refused_by_its_name():
     """64 held-out prompts beside two of training: the update fits, the evaluation does not."""
     values = settings(micro_batches="auto").model_dump()

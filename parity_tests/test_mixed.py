@@ -53,6 +53,7 @@ def test_a_rule_in_a_union_reads_tokens_as_it_does_alone():
         np.testing.assert_array_equal(table[offset:][live], expected[live])
 
 
+@pytest.mark.slow  # compiles three rollouts
 def test_each_row_ends_at_its_own_cap_as_it_would_alone():
     graphdef, params = tiny_model()
     rng = np.random.default_rng(0)

@@ -24,6 +24,7 @@ def run(folder, **profile):
     return train(settings)
 
 
+@pytest.mark.slow  # a run
 def test_a_run_of_three_iterations_traces_the_chosen_one_and_saves_its_memory(tmp_path):
     folder = run(tmp_path / "run", memory=True, trace_steps=[2, 3])
     assert [path.name for path in (folder / "profile").glob("*.prof")] == ["memory_000002.prof"]

@@ -120,9 +120,14 @@ def config_of(folder: Path, source: Path | str, *overrides: str) -> Config:
 
 
 ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176"]
+EACH_KIND = [
+    pytest.param("pgn", [], marks=pytest.mark.slow),
+    ("arbiter", ENVIRONMENT),
+    pytest.param("folder", ENVIRONMENT, marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(("kind", "overrides"), [("pgn", []), ("arbiter", ENVIRONMENT), ("folder", ENVIRONMENT)])
+@pytest.mark.parametrize(("kind", "overrides"), EACH_KIND)
 def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path, monkeypatch, capsys):
     config = config_of(tmp_path, write(kind, tmp_path), "--evaluation.positions", "8", *overrides)
     asked: dict[str, list] = {}
@@ -251,6 +256,7 @@ def test_a_run_made_before_files_were_split_is_refused_with_what_to_set_and_cont
         jax_grpo.train.train(config_of(tmp_path, source, "--prompts.split", "all", *longer), resume="auto")
 
 
+@pytest.mark.slow  # two runs
 def test_a_run_made_before_on_the_packaged_positions_continues(tmp_path):
     config = config_of(tmp_path, "packaged")
     jax_grpo.train.train(config)

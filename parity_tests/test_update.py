@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from both import uncompiled
 from conftest import TINY, config, model_logp, relative_error, tiny_model, training_batch
 from flax import nnx
 
@@ -42,7 +43,7 @@ def test_any_number_of_micro_batches_gives_the_same_gradient(aggregation, x64):
         settings = config(
             objective={"aggregation": aggregation}, update={"learning_rate": 1e-3, "micro_batches": parts}
         )
-        with jax.disable_jit():  # four programs of each aggregation would take a minute to compile
+        with uncompiled("float64", "layouts"):  # four programs of each aggregation would take a minute to compile
             results.append(make_gradient(graphdef, settings)(params, batch, jnp.float64(0.1)))
     for loss, grads, *_ in results[1:]:
         error = relative_error(grads, results[0][1])
@@ -54,15 +55,21 @@ def test_any_number_of_micro_batches_gives_the_same_gradient(aggregation, x64):
 
 
 @pytest.mark.parametrize(
-    "extra", [{}, {"entropy_coefficient": 0.1}, {"importance_level": "sequence"}, {"mask_truncated": True}]
+    "extra",
+    [
+        {"entropy_coefficient": 0.1, "importance_level": "sequence", "mask_truncated": True},
+        *(
+            pytest.param(extra, marks=pytest.mark.slow)
+            for extra in ({}, {"entropy_coefficient": 0.1}, {"importance_level": "sequence"}, {"mask_truncated": True})
+        ),
+    ],
 )
 def test_grouped_and_flat_layouts_give_the_same_step(extra, x64):
     graphdef, params = tiny_model(jnp.float64)
     batch = dataclasses.replace(training_batch(graphdef, params, dtype=jnp.float64), stopped_B=jnp.arange(16) % 3 != 0)
-    gradient = make_gradient(graphdef, config(objective=extra))
-    with jax.disable_jit():  # two programs of each setting would take a minute to compile
-        loss, grads, logp, _ = gradient(params, batch, jnp.float64(0.1))
-        flat_loss, flat_grads, flat_logp, _ = gradient(params, _flat(batch), jnp.float64(0.1))
+    gradient = jax.jit(make_gradient(graphdef, config(objective=extra)))
+    loss, grads, logp, _ = gradient(params, batch, jnp.float64(0.1))
+    flat_loss, flat_grads, flat_logp, _ = gradient(params, _flat(batch), jnp.float64(0.1))
     assert abs(loss - flat_loss) < 1e-12 and relative_error(grads, flat_grads) < 1e-11
     np.testing.assert_allclose(
         np.where(batch.mask_BS, logp, 0), np.where(batch.mask_BS, flat_logp[:, -6:], 0), atol=1e-12
