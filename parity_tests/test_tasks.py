@@ -266,7 +266,8 @@ def test_unlabelled_positions_are_labelled_by_the_engine():
         scores = _score(task, mate, " a1a8", " g1h1")
         assert scores["best_move"] == [1, 0] and scores["quality"][0] == 1
         losing = Position(mate.fen, moves=("a1a8",), evaluations=(99.99,))
-        assert 0 < _score(task, losing, " g1h1")["quality"][0] < 1, "a legal move without a label is analysed"
+        # A rook for three pawns is some four pawns, for the one who moved: 0.8 of what the mate is worth; 0.2 for the other side.
+        assert 0.6 < _score(task, losing, " g1h1")["quality"][0] < 1, "a legal move without a label is analysed"
     finally:
         task.close()
 
