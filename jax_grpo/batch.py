@@ -5,13 +5,16 @@
 and gradients. Knows nothing of objectives.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+
+
+class CannotCut(ValueError):
+    """The batch does not divide into the number of parts asked for."""
 
 
 @struct.dataclass
@@ -46,6 +49,27 @@ class GroupedTokens:
         )
         rows = (-1, self.completion_ids_PGC.shape[-1])
         return hidden_PGCH.reshape(*rows, hidden_PGCH.shape[-1]), self.completion_ids_PGC.reshape(rows)
+
+    def split_into(self, parts: int) -> "GroupedTokens":
+        """The same sequences in a number of groups that `parts` divides: if need be, of slices of a group with its prompt."""
+        prompts, group, _ = self.completion_ids_PGC.shape
+        _rows_each(prompts * group, parts)
+        if prompts % parts == 0:
+            return self
+        slices = parts // prompts
+        if parts % prompts or group % slices:
+            raise CannotCut(
+                f"{prompts} prompts x {group} completions do not divide into {parts} parts of whole groups "
+                f"or equal slices of a group"
+            )
+        return GroupedTokens(
+            jnp.repeat(self.prompt_ids_PT, slices, axis=0),
+            jnp.repeat(self.prompt_mask_PT, slices, axis=0),
+            *(
+                x.reshape(prompts * slices, group // slices, -1)
+                for x in (self.completion_ids_PGC, self.completion_mask_PGC)
+            ),
+        )
 
     def flat(self) -> FlatTokens:
         """The same sequences, one row a completion, prompt tokens repeated."""
@@ -87,42 +111,33 @@ class Batch:
     entropy_BS: jax.Array | None = None
 
 
-class CannotCut(ValueError):
-    """The batch does not divide into the number of parts asked for."""
+def _rows_each(rows: int, parts: int) -> int:
+    if rows % parts:
+        raise CannotCut(f"{rows} completions do not divide into {parts} equal parts")
+    return rows // parts
 
 
-def cut(batch: Batch, parts: int) -> Batch:
-    """Every array with a new leading axis of `parts` equal pieces, in order; the scan of `update` runs over it.
+def cut(rows: Any, parts: int) -> Any:
+    """Every array of a tree with a new leading axis of `parts` equal pieces of its rows, in order; a scan runs over it.
 
-    Whole groups stay together while there are prompts enough; beyond that a group is split and its prompt repeated, which
-    is exact because advantages are already computed.
+    Whole groups of `GroupedTokens` stay together while there are prompts enough; beyond that a group is split and its prompt
+    repeated, which is exact because advantages are already computed.
+
+    Args:
+        rows: a `Batch`, tokens, or any tree of arrays whose leading axis is completions.
 
     Raises:
         CannotCut: the rows do not divide; says the sizes.
     """
-    rows = batch.mask_BS.shape[0]
-    tokens = batch.tokens
-    if rows % parts:
-        raise CannotCut(f"{rows} completions do not divide into {parts} equal parts")
-    if isinstance(tokens, GroupedTokens):
-        prompts, group, _ = tokens.completion_ids_PGC.shape
-        if prompts % parts:
-            if parts % prompts or group % (parts // prompts):
-                raise CannotCut(
-                    f"{prompts} prompts x {group} completions do not divide into {parts} parts of whole groups "
-                    f"or equal slices of a group"
-                )
-            slices = parts // prompts
-            tokens = GroupedTokens(
-                jnp.repeat(tokens.prompt_ids_PT, slices, axis=0),
-                jnp.repeat(tokens.prompt_mask_PT, slices, axis=0),
-                *(
-                    x.reshape(prompts * slices, group // slices, -1)
-                    for x in (tokens.completion_ids_PGC, tokens.completion_mask_PGC)
-                ),
-            )
-    batch = dataclasses.replace(batch, tokens=tokens)
-    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+
+    def whole_groups(x: Any) -> Any:
+        return x.split_into(parts) if isinstance(x, GroupedTokens) else x
+
+    def pieces(x: jax.Array) -> jax.Array:
+        return x.reshape(parts, _rows_each(x.shape[0], parts), *x.shape[1:])
+
+    grouped = jax.tree.map(whole_groups, rows, is_leaf=lambda x: isinstance(x, GroupedTokens))
+    return jax.tree.map(pieces, grouped)
 
 
 def take(batch: Batch, part: int) -> Batch:

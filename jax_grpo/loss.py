@@ -1,15 +1,107 @@
-"""A batch and a config put into the objective: effective masks, per-token weights, losses and metrics of one optimiser step."""
+"""The loss of one optimiser step as one object, made from a batch and a config; and what that step saw, as metrics."""
 
-import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from jax_grpo import objective
 from jax_grpo.batch import Batch
 from jax_grpo.config import Config
+from jax_grpo.config_sections import KLConfig, ObjectiveConfig
 from jax_grpo.lm_head.loops import IDLE, LEARNS, MEASURED
+
+
+@struct.dataclass
+class TokenTerms:
+    """The constants that each token's loss is made of; with its log-probability and entropy they give the loss.
+
+    Rows of it are terms too. Masked positions of the log-probabilities may hold anything.
+
+    Attributes:
+        old_logp_BS: log-probabilities under the policy that made the rollout; None: the current ones, held constant.
+        ref_logp_BS: under the frozen reference; None: there is no KL term.
+        sampling_logp_BS: as sampled, for the mismatch correction; None: there is none.
+        advantages_B: one a completion.
+        mask_BS: 1 on tokens that count, else 0.
+        weight_BS: of aggregation, over the whole optimiser batch: the loss is a sum over tokens, whatever the micro-batches.
+        policy_weight_BS: of the policy term alone (the top-entropy mask); the KL term holds every token.
+        beta: KL coefficient, scalar.
+        bonus: weight of a token's entropy, scalar.
+        objective: settings of the policy term.
+        kl: settings of the KL term.
+    """
+
+    old_logp_BS: jax.Array | None
+    ref_logp_BS: jax.Array | None
+    sampling_logp_BS: jax.Array | None
+    advantages_B: jax.Array
+    mask_BS: jax.Array
+    weight_BS: jax.Array
+    policy_weight_BS: jax.Array
+    beta: jax.typing.ArrayLike
+    bonus: jax.typing.ArrayLike
+    objective: ObjectiveConfig = struct.field(pytree_node=False)
+    kl: KLConfig = struct.field(pytree_node=False)
+
+    def loss(self, logp_BS: jax.Array, entropy_BS: jax.Array) -> jax.Array:
+        """weight * (policy_weight * surrogate + beta * KL) - bonus * entropy of each token [B, S], nats."""
+        loss_BS = self.policy_loss(logp_BS)
+        if self.ref_logp_BS is not None:
+            loss_BS = loss_BS + self.beta * self.kl_loss(logp_BS)
+        loss_BS = self.weight_BS * loss_BS
+        if self.objective.entropy_coefficient:
+            loss_BS = loss_BS - self.bonus * objective.masked(entropy_BS, self.mask_BS)
+        return loss_BS
+
+    def old_logp(self, logp_BS: jax.Array) -> jax.Array:
+        """The cached old log-probabilities, or the current ones held constant when this is their first and only use."""
+        return jax.lax.stop_gradient(logp_BS) if self.old_logp_BS is None else self.old_logp_BS
+
+    def log_ratio(self, logp_BS: jax.Array) -> jax.Array:
+        """log of the importance ratio [B, S], per token or per sequence as configured."""
+        level = self.objective.importance_level
+        return objective.log_importance_ratio(logp_BS, self.old_logp(logp_BS), self.mask_BS, level)
+
+    def policy_loss(self, logp_BS: jax.Array) -> jax.Array:
+        """policy_weight * surrogate of each token [B, S], the surrogate corrected for sampling by another program."""
+        old_logp_BS, weight_BS = self.old_logp(logp_BS), self.policy_weight_BS
+        if self.objective.mismatch_cap is not None and self.sampling_logp_BS is not None:
+            weight_BS = weight_BS * objective.mismatch_weights(
+                old_logp_BS, self.sampling_logp_BS, self.mask_BS, self.objective.mismatch_cap
+            )
+        return weight_BS * objective.surrogate(logp_BS, old_logp_BS, self.advantages_B, self.mask_BS, self.objective)
+
+    def kl_loss(self, logp_BS: jax.Array) -> jax.Array:
+        """KL estimate of each token [B, S], weighted by its importance ratio if configured."""
+        assert self.ref_logp_BS is not None, "asked for by who knows that there is a reference"
+        kl_BS = objective.kl_per_token(logp_BS, self.ref_logp_BS, self.mask_BS, self.kl.estimator)
+        return kl_BS * jnp.exp(self.log_ratio(logp_BS)) if self.kl.importance_corrected else kl_BS
+
+    def is_local_to_a_token(self) -> bool:
+        """Whether no token's loss depends on another's log-probability."""
+        return self.objective.importance_level == "token"
+
+    def tokens_as_rows(self) -> "TokenTerms":
+        """Every token a sequence of length 1, [B*S, 1]: what a loss that is local to a token can be asked about."""
+        length = self.mask_BS.shape[1]
+
+        def rows(x: jax.Array) -> jax.Array:
+            return {0: lambda: x, 1: lambda: jnp.repeat(x, length), 2: lambda: x.reshape(-1, 1)}[jnp.ndim(x)]()
+
+        return jax.tree.map(rows, self)
+
+    def head_work(self) -> jax.Array:
+        """What the LM head has to do for each token [B, S]: see `lm_head.loops`.
+
+        A token whose loss is a constant 0 has no gradient: zero advantage (or outside the top-entropy mask) without KL term and
+        entropy bonus. Metrics still want its log-probability; those of masked tokens nobody wants.
+        """
+        real_BS = self.mask_BS != 0
+        signal_BS = (self.policy_weight_BS != 0) & (self.advantages_B != 0)[:, None]
+        if self.ref_logp_BS is not None or self.objective.entropy_coefficient:
+            signal_BS = real_BS
+        return jnp.where(signal_BS & real_BS, LEARNS, jnp.where(real_BS, MEASURED, IDLE))
 
 
 def effective_mask(batch: Batch, config: Config, dtype) -> jax.Array:
@@ -23,101 +115,31 @@ def is_empty(batch: Batch, config: Config) -> jax.Array:
     return ~jnp.any(effective_mask(batch, config, jnp.float32) != 0)
 
 
-def token_weights(batch: Batch, config: Config, dtype) -> tuple[jax.Array, jax.Array]:
-    """(aggregation weight, policy weight) of each token of the whole optimiser batch, [B, S]; see `objective`.
+def token_terms(batch: Batch, beta: jax.typing.ArrayLike, config: Config, dtype) -> TokenTerms:
+    """Terms of a whole optimiser batch, weights in `dtype`; micro-batches take rows of them.
 
-    The policy weight holds the top-entropy mask, whose threshold is over the whole batch and so cannot be found inside a
-    micro-batch: it uses the cached entropies of the policy that made the rollout.
+    Aggregation, the entropy bonus and the threshold of the top-entropy mask are over the whole batch and so cannot be found inside
+    a micro-batch; the threshold uses the cached entropies of the policy that made the rollout.
     """
+    settings = config.objective
     mask_BS = effective_mask(batch, config, dtype)
-    weights_BS = objective.aggregation_weights(mask_BS, config.objective.aggregation, config.rollout.max_new_tokens)
-    policy_BS = mask_BS
-    if config.objective.entropy_quantile > 0:
+    policy_weight_BS = mask_BS
+    if settings.entropy_quantile > 0:
         assert batch.entropy_BS is not None, "the scoring pass caches entropies when entropy_quantile is set"
-        policy_BS = objective.top_entropy_mask(batch.entropy_BS, mask_BS, config.objective.entropy_quantile)
-    return weights_BS, policy_BS
-
-
-def losses(
-    batch: Batch, logp_BS: jax.Array, policy_weights_BS: jax.Array, beta: jax.Array, config: Config
-) -> jax.Array:
-    """Per-token loss [B, S] of a (micro-)batch given the current log-probabilities."""
-    mask_BS = effective_mask(batch, config, logp_BS.dtype)
-    old_logp_BS = old_logprobs(batch, logp_BS)
-    if config.objective.mismatch_cap is not None and batch.sampling_logp_BS is not None:
-        policy_weights_BS = policy_weights_BS * objective.mismatch_weights(
-            old_logp_BS, batch.sampling_logp_BS, mask_BS, config.objective.mismatch_cap
-        )
-    return objective.token_losses(
-        logp_BS,
-        old_logp_BS,
-        batch.ref_logp_BS,
-        batch.advantages_B,
-        mask_BS,
-        policy_weights_BS,
-        beta,
-        config.objective,
-        config.kl,
+        policy_weight_BS = objective.top_entropy_mask(batch.entropy_BS, mask_BS, settings.entropy_quantile)
+    return TokenTerms(
+        old_logp_BS=batch.old_logp_BS,
+        ref_logp_BS=batch.ref_logp_BS,
+        sampling_logp_BS=batch.sampling_logp_BS,
+        advantages_B=batch.advantages_B,
+        mask_BS=mask_BS,
+        weight_BS=objective.aggregation_weights(mask_BS, settings.aggregation, config.rollout.max_new_tokens),
+        policy_weight_BS=policy_weight_BS,
+        beta=beta,
+        bonus=settings.entropy_coefficient / jnp.maximum(jnp.sum(mask_BS), 1),
+        objective=settings,
+        kl=config.kl,
     )
-
-
-class Weighted(NamedTuple):
-    """A (micro-)batch with what its tokens weigh in the optimiser batch's loss, each [B, S]; rows of it are one too.
-
-    Attributes:
-        batch: its log-probabilities, advantages and masks; its tokens are not read.
-        weights: of aggregation.
-        policy_weights: of the policy term alone.
-        mask: effective mask, for the entropy bonus.
-    """
-
-    batch: Batch
-    weights: jax.Array
-    policy_weights: jax.Array
-    mask: jax.Array
-
-    def tokens_as_rows(self) -> "Weighted":
-        """Every token a sequence of length 1, [B*S, 1]: what a loss that is local to a token can be asked about."""
-        length = self.mask.shape[1]
-        rows = jax.tree.map(
-            lambda x: jnp.repeat(x, length) if x.ndim == 1 else x.reshape(-1, 1),
-            self._replace(batch=dataclasses.replace(self.batch, tokens=None)),
-        )
-        return rows
-
-
-def weighted_losses(
-    part: Weighted, shared: tuple[jax.Array, jax.Array], logp_BS: jax.Array, entropy_BS: jax.Array, config: Config
-) -> jax.Array:
-    """What each token [B, S] adds to the loss of the optimiser batch; `shared` is beta and the bonus per token of entropy."""
-    beta, bonus = shared
-    loss_BS = part.weights * losses(part.batch, logp_BS, part.policy_weights, beta, config)
-    if config.objective.entropy_coefficient:
-        loss_BS = loss_BS - bonus * objective.masked(entropy_BS, part.mask)
-    return loss_BS
-
-
-def is_local_to_a_token(config: Config) -> bool:
-    """Whether no token's loss depends on another's log-probability."""
-    return config.objective.importance_level == "token"
-
-
-def work(part: Weighted, config: Config) -> jax.Array:
-    """What the head has to do for each token [B, S]: see `lm_head.loops`.
-
-    A token whose loss is a constant 0 has no gradient: zero advantage (or outside the top-entropy mask) without KL term and
-    entropy bonus. Metrics still want its log-probability; those of masked tokens nobody wants.
-    """
-    signal_BS = (part.policy_weights != 0) & (part.batch.advantages_B != 0)[:, None]
-    if part.batch.ref_logp_BS is not None or config.objective.entropy_coefficient:
-        signal_BS = part.mask != 0
-    measured_BS = jnp.where(part.mask != 0, MEASURED, IDLE)
-    return jnp.where(signal_BS & (part.mask != 0), LEARNS, measured_BS)
-
-
-def old_logprobs(batch: Batch, logp_BS: jax.Array) -> jax.Array:
-    """The cached old log-probabilities, or the current ones held constant when this is their first and only use."""
-    return jax.lax.stop_gradient(logp_BS) if batch.old_logp_BS is None else batch.old_logp_BS
 
 
 def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Config) -> dict[str, jax.Array]:
@@ -126,21 +148,16 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
     `policy_loss` is the loss without the KL and entropy terms. Clip fractions count tokens where the clip is active: the
     ratio is beyond the bound on the side the advantage pushes to.
     """
-    mask_BS = effective_mask(batch, config, logp_BS.dtype)
-    old_logp_BS = old_logprobs(batch, logp_BS)
-    weights_BS, policy_weights_BS = token_weights(batch, config, logp_BS.dtype)
-    without_kl = dataclasses.replace(batch, ref_logp_BS=None)
-    policy_loss_BS = losses(without_kl, logp_BS, policy_weights_BS, jnp.zeros(()), config)
-    log_rho_BS = objective.log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.objective.importance_level)
-    rho_BS = jnp.exp(log_rho_BS)
+    terms = token_terms(batch, 0.0, config, logp_BS.dtype)
+    mask_BS, empty = terms.mask_BS, is_empty(batch, config)
+    rho_BS = jnp.exp(terms.log_ratio(logp_BS))
     low_BS, high_BS = objective.clipped(rho_BS, batch.advantages_B[:, None], config.objective)
-    empty = is_empty(batch, config)
 
     def mean(x_BS: jax.Array) -> jax.Array:  # a KL or an entropy of 0 would be acted on
         return jnp.where(empty, jnp.nan, objective.masked_mean(x_BS, mask_BS))
 
     out = {
-        "policy_loss": jnp.sum(weights_BS * policy_loss_BS),
+        "policy_loss": jnp.sum(terms.weight_BS * terms.policy_loss(logp_BS)),
         "entropy": mean(entropy_BS),
         "ratio/mean": mean(rho_BS),
         # Stale old log-probabilities leave the mean at 1 (the policy that sampled averages it to 1), but not this.
@@ -153,7 +170,7 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
         out["kl/mean"] = mean(kl_BS)
         out["kl/p95"] = objective.masked_quantile(kl_BS, mask_BS, 0.95)
     if batch.sampling_logp_BS is not None:
-        mismatch_BS = jnp.abs(objective.masked(old_logp_BS - batch.sampling_logp_BS, mask_BS))
+        mismatch_BS = jnp.abs(objective.masked(terms.old_logp(logp_BS) - batch.sampling_logp_BS, mask_BS))
         out["logp_mismatch/mean"] = mean(mismatch_BS)
         out["logp_mismatch/max"] = jnp.where(empty, jnp.nan, jnp.max(mismatch_BS))
     return out

@@ -8,7 +8,7 @@ NaN included: they are replaced before the first exponential. Knows nothing of m
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config_sections import KLConfig, ObjectiveConfig
+from jax_grpo.config_sections import ObjectiveConfig
 
 
 def masked(x_BS: jax.Array, mask_BS: jax.Array) -> jax.Array:
@@ -124,31 +124,6 @@ def mismatch_weights(old_logp_BS: jax.Array, sampling_logp_BS: jax.Array, mask_B
     """
     ratio_BS = jnp.exp(masked(old_logp_BS - sampling_logp_BS, mask_BS))
     return jax.lax.stop_gradient(jnp.minimum(ratio_BS, cap))
-
-
-def token_losses(
-    logp_BS: jax.Array,
-    old_logp_BS: jax.Array,
-    ref_logp_BS: jax.Array | None,
-    advantages_B: jax.Array,
-    mask_BS: jax.Array,
-    policy_weights_BS: jax.Array,
-    beta: jax.Array,
-    config: ObjectiveConfig,
-    kl: KLConfig,
-) -> jax.Array:
-    """policy_weights * surrogate + beta * KL for each token [B, S].
-
-    `policy_weights_BS` carries the mismatch correction and the top-entropy mask: both act on the policy term alone, the
-    KL holds every token.
-    """
-    loss_BS = policy_weights_BS * surrogate(logp_BS, old_logp_BS, advantages_B, mask_BS, config)
-    if ref_logp_BS is None:
-        return loss_BS
-    kl_BS = kl_per_token(logp_BS, ref_logp_BS, mask_BS, kl.estimator)
-    if kl.importance_corrected:
-        kl_BS = kl_BS * jnp.exp(log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.importance_level))
-    return loss_BS + beta * kl_BS
 
 
 def _per_row(mask_BS: jax.Array) -> jax.Array:

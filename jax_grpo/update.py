@@ -14,14 +14,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx, struct
 
-from jax_grpo import loss as loss_terms
 from jax_grpo.batch import Batch, cut
 from jax_grpo.compilation import training_options
 from jax_grpo.config import Config
 from jax_grpo.kl_control import adaptive_beta
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
-from jax_grpo.loss import Weighted
+from jax_grpo.loss import TokenTerms, is_empty, metrics, token_terms
 from jax_grpo.optimiser import adamw, kept, moved, schedule
 
 
@@ -67,10 +66,10 @@ def init_state(params: Any, config: Config) -> TrainState:
     )
 
 
-def _head(graphdef, params, batch: Batch, config: Config, heads: dict[str, Callable]) -> Callable:
+def _head(graphdef, params, tokens, config: Config, heads: dict[str, Callable]) -> Callable:
     """The configured one of `heads`, given its hidden states, embedding, targets and settings."""
     model = nnx.merge(graphdef, params)
-    hidden_BSH, targets_BS = batch.tokens.predictions(model)
+    hidden_BSH, targets_BS = tokens.predictions(model)
     settings = config.lm_head
     return functools.partial(
         heads[settings.implementation],
@@ -90,8 +89,10 @@ def make_score(graphdef, config: Config) -> Callable[[Any, Batch], tuple[jax.Arr
 
     @jax.jit
     def score(params, batch: Batch):
-        parts = cut(batch, config.update.minibatches * config.update.parts)
-        logp_NBS, entropy_NBS = jax.lax.map(lambda part: _head(graphdef, params, part, config, LM_HEADS)(), parts)
+        micro_batches = cut(batch.tokens, config.update.minibatches * config.update.parts)
+        logp_NBS, entropy_NBS = jax.lax.map(
+            lambda tokens: _head(graphdef, params, tokens, config, LM_HEADS)(), micro_batches
+        )
         shape = batch.mask_BS.shape
         return logp_NBS.reshape(shape), entropy_NBS.reshape(shape)
 
@@ -102,44 +103,35 @@ def make_gradient(graphdef, config: Config):
     """`gradient(params, batch, beta) -> (loss, grads, logp_BS, entropy_BS)` over the optimiser batch; not jitted.
 
     loss = sum_bt w_bt (surrogate_bt + beta KL_bt) - c_entropy mean_bt H_bt, with w from
-    `objective.aggregation_weights` over the whole batch, whatever the cut.
+    `objective.aggregation_weights` over the whole batch, however many micro-batches there are.
     """
+    fuses = config.lm_head.implementation in FUSED_LOSSES
+
+    def micro_batch_loss(params, tokens, terms: TokenTerms):
+        if not (fuses and terms.is_local_to_a_token()):
+            logp_bS, entropy_bS = _head(graphdef, params, tokens, config, LM_HEADS)()
+            return jnp.sum(terms.loss(logp_bS, entropy_bS)), (logp_bS, entropy_bS)
+        fused_loss = _head(graphdef, params, tokens, config, FUSED_LOSSES)
+        loss, logp_bS, entropy_bS = fused_loss(terms.head_work(), loss_of_rows, terms.tokens_as_rows())
+        return loss, (logp_bS, entropy_bS)
+
+    def loss_of_rows(rows: TokenTerms, logp_C, entropy_C):
+        return rows.loss(logp_C[:, None], entropy_C[:, None]).reshape(-1)
 
     def gradient(params, batch: Batch, beta: jax.Array):
         dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
-        weights_BS, policy_weights_BS = loss_terms.token_weights(batch, config, dtype)
-        mask_BS = loss_terms.effective_mask(batch, config, dtype)
-        bonus = config.objective.entropy_coefficient / jnp.maximum(jnp.sum(mask_BS), 1)
+        terms = token_terms(batch, beta, config, dtype)
+        scalars = {"beta": terms.beta, "bonus": terms.bonus}  # alike in every micro-batch
+        micro_batches = cut((batch.tokens, terms.replace(beta=None, bonus=None)), config.update.parts)
 
-        def two_passes(params, part: Weighted):
-            logp_bS, entropy_bS = _head(graphdef, params, part.batch, config, LM_HEADS)()
-            loss_bS = loss_terms.weighted_losses(part, (beta, bonus), logp_bS, entropy_bS, config)
-            return jnp.sum(loss_bS), (logp_bS, entropy_bS)
-
-        def one_pass(params, part: Weighted):
-            loss, *aux_bS = _head(graphdef, params, part.batch, config, FUSED_LOSSES)(
-                loss_terms.work(part, config), token_loss, part.tokens_as_rows(), (beta, bonus)
-            )
-            return loss, tuple(aux_bS)
-
-        def token_loss(rows: Weighted, shared, logp_C, entropy_C):
-            return loss_terms.weighted_losses(rows, shared, logp_C[:, None], entropy_C[:, None], config).reshape(-1)
-
-        fused = config.lm_head.implementation in FUSED_LOSSES and loss_terms.is_local_to_a_token(config)
-        part_loss = one_pass if fused else two_passes
-        parts = config.update.parts
-        pieces = Weighted(
-            cut(batch, parts),
-            *(x.reshape(parts, -1, x.shape[-1]) for x in (weights_BS, policy_weights_BS, mask_BS)),
-        )
-
-        def add(carry, piece):
-            loss, grads = carry
-            (value, aux), part_grads = jax.value_and_grad(part_loss, has_aux=True)(params, piece)
-            return (loss + value, jax.tree.map(jnp.add, grads, part_grads)), aux
+        def add(total, micro_batch):
+            tokens, rows = micro_batch
+            loss_and_gradient = jax.value_and_grad(micro_batch_loss, has_aux=True)
+            (loss, aux), grads = loss_and_gradient(params, tokens, rows.replace(**scalars))
+            return jax.tree.map(jnp.add, total, (loss, grads)), aux
 
         start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
-        (loss, grads), (logp, entropy) = jax.lax.scan(add, start, pieces)
+        (loss, grads), (logp, entropy) = jax.lax.scan(add, start, micro_batches)
         return loss, grads, logp.reshape(batch.mask_BS.shape), entropy.reshape(batch.mask_BS.shape)
 
     return gradient
@@ -160,16 +152,16 @@ def make_step(graphdef, config: Config, total_steps: int):
         loss, grads, logp_BS, entropy_BS = gradient(state.params, batch, state.beta)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        empty = loss_terms.is_empty(batch, config)
+        empty = is_empty(batch, config)
         taken = finite & ~empty
         scale = jnp.where(norm > config.update.max_grad_norm, config.update.max_grad_norm / norm, 1.0)
         learning_rate = rate(state.optimizer_step)
         scaled = jax.tree.map(lambda g: g * scale, grads)
         params, opt_state = moved(config.update, state.params, scaled, state.opt_state, learning_rate, taken)
-        metrics = loss_terms.metrics(batch, logp_BS, entropy_BS, config)
+        seen = metrics(batch, logp_BS, entropy_BS, config)
         beta = state.beta
         if config.kl.adaptive:
-            beta = adaptive_beta(beta, metrics["kl/mean"], config.kl)
+            beta = adaptive_beta(beta, seen["kl/mean"], config.kl)
 
         new_state = TrainState(
             params=params,
@@ -183,7 +175,7 @@ def make_step(graphdef, config: Config, total_steps: int):
             nonfinite_total=state.nonfinite_total + (~finite & ~empty),
             empty_total=state.empty_total + empty,
         )
-        metrics |= {
+        seen |= {
             "loss": loss,
             "beta": state.beta,
             "grad_norm": norm,
@@ -192,7 +184,7 @@ def make_step(graphdef, config: Config, total_steps: int):
             "empty": empty,
             "empty_steps": new_state.empty_total,
         }
-        return new_state, metrics, logp_BS, grads
+        return new_state, seen, logp_BS, grads
 
     return step
 

@@ -8,19 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo import flops
-from jax_grpo import loss as loss_terms
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config
 from jax_grpo.lm_head.loops import IDLE, LEARNS
+from jax_grpo.loss import token_terms
 
 
 def update_work(batch: Batch, config: Config) -> tuple[flops.Work, flops.Work]:
     """Useful work of one pass over the batch, (forward, backward)."""
     assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
-    weights_BS, policy_weights_BS = loss_terms.token_weights(batch, config, jnp.float32)
-    mask_BS = loss_terms.effective_mask(batch, config, jnp.float32)
-    part = loss_terms.Weighted(batch, weights_BS, policy_weights_BS, mask_BS)
-    work_PGC = np.asarray(loss_terms.work(part, config)).reshape(batch.tokens.completion_mask_PGC.shape)
+    work_BS = token_terms(batch, 0.0, config, jnp.float32).head_work()
+    work_PGC = np.asarray(work_BS).reshape(batch.tokens.completion_mask_PGC.shape)
     return _needed(batch.tokens, work_PGC != IDLE), _needed(batch.tokens, work_PGC == LEARNS)
 
 

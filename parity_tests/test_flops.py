@@ -10,9 +10,9 @@ from conftest import TINY, config, tiny_model, training_batch
 from flax import nnx
 
 from jax_grpo import flops
-from jax_grpo import loss as loss_terms
 from jax_grpo.batch import Batch, FlatTokens
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
+from jax_grpo.loss import token_terms
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.trainer import Trainer
 from jax_grpo.update import make_gradient, make_score
@@ -103,12 +103,11 @@ def test_the_update_is_credited_for_the_tokens_that_have_a_gradient_and_no_other
         batch = dataclasses.replace(batch, ref_logp_BS=None)
     entropy_BS = jnp.abs(jnp.asarray(np.random.default_rng(1).normal(size=batch.mask_BS.shape), jnp.float32)) + 0.1
     batch = dataclasses.replace(batch, entropy_BS=entropy_BS if "entropy_quantile" in options else None)
-    weights_BS, policy_BS = loss_terms.token_weights(batch, settings, jnp.float32)
-    mask_BS = loss_terms.effective_mask(batch, settings, jnp.float32)
-    part = loss_terms.Weighted(batch, weights_BS, policy_BS, mask_BS)
+    terms = token_terms(batch, kl, settings, jnp.float32)
+    mask_BS = terms.mask_BS
 
     def total(logp_BS, entropy_BS):
-        return jnp.sum(loss_terms.weighted_losses(part, (kl, 0.01), logp_BS, entropy_BS, settings))
+        return jnp.sum(terms.loss(logp_BS, entropy_BS))
 
     # On-policy, so that no clip hides a gradient; the KL term's is 0 only where both models agree, which noise prevents.
     gradients = jax.grad(total, (0, 1))(batch.old_logp_BS, entropy_BS)
@@ -144,21 +143,19 @@ def test_the_heads_gradient_is_zero_on_exactly_the_rows_that_are_not_credited(he
     batch = dataclasses.replace(batch, ref_logp_BS=None, old_logp_BS=None)
     hidden_BSH, targets_BS = batch.tokens.predictions(nnx.merge(graphdef, params))
     embedding_VH = nnx.merge(graphdef, params).wte.embedding[...]
-    weights_BS, policy_BS = loss_terms.token_weights(batch, settings, jnp.float32)
-    mask_BS = loss_terms.effective_mask(batch, settings, jnp.float32)
-    part, shared = loss_terms.Weighted(batch, weights_BS, policy_BS, mask_BS), (jnp.float32(0), jnp.float32(0))
+    terms = token_terms(batch, jnp.float32(0), settings, jnp.float32)
     common = {"vocab_size": TINY.vocab_size, "temperature": 1.0}
 
     def loss(hidden_BSH):
         if head == "materialised":
             logp_BS, entropy_BS = LM_HEADS[head](hidden_BSH, embedding_VH, targets_BS, **common)
-            return jnp.sum(loss_terms.weighted_losses(part, shared, logp_BS, entropy_BS, settings))
+            return jnp.sum(terms.loss(logp_BS, entropy_BS))
 
-        def token_loss(rows, shared, logp_C, entropy_C):
-            return loss_terms.weighted_losses(rows, shared, logp_C[:, None], entropy_C[:, None], settings).reshape(-1)
+        def token_loss(rows, logp_C, entropy_C):
+            return rows.loss(logp_C[:, None], entropy_C[:, None]).reshape(-1)
 
-        rows, work_BS = part.tokens_as_rows(), loss_terms.work(part, settings)
-        return FUSED_LOSSES[head](hidden_BSH, embedding_VH, targets_BS, work_BS, token_loss, rows, shared, **common)[0]
+        rows, work_BS = terms.tokens_as_rows(), terms.head_work()
+        return FUSED_LOSSES[head](hidden_BSH, embedding_VH, targets_BS, work_BS, token_loss, rows, **common)[0]
 
     rows = int((np.abs(np.asarray(jax.grad(loss)(hidden_BSH))).max(-1) > 0).sum())
     credited = update_work(batch, settings)[1].predicted

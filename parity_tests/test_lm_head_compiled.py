@@ -21,7 +21,7 @@ SHARED = 101376  # bytes of shared memory that a block may have on sm_89
 
 # Megabytes of arguments, results and temporaries; more than 2 % above is a failure.
 S2 = {"best": 1854, "materialised": 5150, "chunked": 671, "chunked-bf16": 466, "pallas-bf16": 465, "pallas-small": 309}
-S1 = {"pallas-small": 2893, "pallas-small-known": 2893}
+S1 = {"pallas-small": 2893}
 
 # Several programs in one process: JAX starts once. Its platform is chosen before it is imported.
 SCRIPT = """

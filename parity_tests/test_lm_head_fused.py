@@ -14,10 +14,9 @@ from jax.extend.core import jaxprs_in_params
 from jax_grpo.batch import Batch
 from jax_grpo.config import Config, ConfigError, load_config
 from jax_grpo.config_sections import ModelConfig
-from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS, chunked
+from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
-from jax_grpo.lm_head.scores import Scores, StaleScores, reuse
-from jax_grpo.lm_head.tiles import RowStatistics, Tiling
+from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2Config
 from jax_grpo.update import make_gradient
@@ -194,9 +193,9 @@ def test_trained_weights_agree_too(head):
     assert errors["logp"] < 1e-4
 
 
-def simple_loss(rows, shared, logp_C, entropy_C):
-    weight_C, bonus_C = rows
-    return shared * (weight_C * logp_C + bonus_C * entropy_C)
+def simple_loss(rows, logp_C, entropy_C):
+    weight_C, bonus_C, scale = rows
+    return scale * (weight_C * logp_C + bonus_C * entropy_C)
 
 
 def simple_problem(tokens: int = 192):
@@ -214,8 +213,7 @@ def simple_gradient(head, hidden, embedding, targets, work, rows, **arguments):
             targets,
             work,
             simple_loss,
-            rows,
-            jnp.asarray(2.0),
+            (*rows, jnp.asarray(2.0)),
             vocab_size=V,
             temperature=1.3,
             **arguments,
@@ -235,26 +233,6 @@ def test_idle_tokens_beyond_the_last_working_tile_are_never_read(tiling, x64):
     assert np.isfinite(value) and all(np.isfinite(g).all() for g in grads)
     assert (np.asarray(logp)[0][~learns] == 0).all() and (np.asarray(grads[0])[0][~learns] == 0).all()
     assert (np.asarray(grads[0])[0][learns] != 0).any(axis=1).all()
-
-
-@pytest.mark.parametrize(("head", "tiling"), [("chunked", Tiling(64)), ("pallas", Tiling(64, 128))])
-def test_known_statistics_replace_the_pass_that_finds_them(tiling, head, x64):
-    hidden, embedding, targets, rows = simple_problem()
-    work = jnp.full(targets.shape, LEARNS)
-    statistics = chunked.token_statistics(hidden, embedding, targets, vocab_size=V, temperature=1.3, tiling=tiling)
-    known = reuse(Scores(statistics, version=7), version=7)
-    expected, expected_grads = simple_gradient(head, hidden, embedding, targets, work, rows, tiling=tiling)
-    found, grads = simple_gradient(head, hidden, embedding, targets, work, rows, tiling=tiling, known=known)
-    assert abs(found[0] - expected[0]) < 1e-9 and relative_error(grads, expected_grads) < 1e-9
-    wrong = RowStatistics(*(x + 0.1 for x in known))
-    _, other = simple_gradient(head, hidden, embedding, targets, work, rows, tiling=tiling, known=wrong)
-    assert relative_error(other, expected_grads) > 1e-3, "they are used"
-
-
-def test_scores_of_other_parameters_are_refused():
-    statistics = RowStatistics(*[jnp.zeros((1, 2))] * 3)
-    with pytest.raises(StaleScores, match="after optimiser step 7, but the parameters at hand are those after step 8"):
-        reuse(Scores(statistics, version=7), version=8)
 
 
 def _equations(jaxpr):

@@ -7,6 +7,7 @@ import pytest
 
 from jax_grpo import objective
 from jax_grpo.config_sections import KLConfig, ObjectiveConfig
+from jax_grpo.loss import TokenTerms
 
 RNG = np.random.default_rng(0)
 B, S = 6, 7
@@ -15,6 +16,12 @@ OLD = -RNG.exponential(2.0, (B, S))
 LOGP = OLD + 0.4 * RNG.normal(size=(B, S))
 REF = LOGP + 0.5 * RNG.normal(size=(B, S))
 ADVANTAGES = np.array([1.0, -0.5, 0.3, -1.2, 0.7, -0.3])
+
+
+def terms_of(old, ref, advantages, mask, config, kl, *, weight=1.0, policy_weight=None, beta=0.1) -> TokenTerms:
+    """Terms without sampling log-probabilities; by default every token weighs 1."""
+    policy_weight = mask if policy_weight is None else policy_weight
+    return TokenTerms(old, ref, None, advantages, mask, weight, policy_weight, jnp.asarray(beta), 0.0, config, kl)
 
 
 def numpy_surrogate(name: str, level: str, logp, delta=None) -> np.ndarray:
@@ -184,10 +191,8 @@ def test_any_cut_into_micro_batches_sums_to_the_same_loss_and_gradient(name, agg
     weights = objective.aggregation_weights(jnp.asarray(mask), aggregation, 9)
 
     def loss(logp, rows):
-        per_token = objective.token_losses(
-            logp[rows], old[rows], ref[rows], advantages[rows], mask[rows], mask[rows], 0.1, config, kl
-        )
-        return jnp.sum(weights[rows] * per_token)
+        terms = terms_of(old[rows], ref[rows], advantages[rows], mask[rows], config, kl, weight=weights[rows])
+        return jnp.sum(terms.loss(logp[rows], logp[rows]))
 
     whole, whole_grad = jax.value_and_grad(loss)(logp, np.arange(8))
     assert np.abs(whole_grad).max() > 1e-3
@@ -204,7 +209,7 @@ def test_more_padding_changes_no_loss_and_no_gradient(x64):
 
         def loss(logp, old, ref, mask, aggregation=aggregation):
             weights = objective.aggregation_weights(jnp.asarray(mask), aggregation, 9)
-            return jnp.sum(weights * objective.token_losses(logp, old, ref, ADVANTAGES, mask, mask, 0.1, config, kl))
+            return jnp.sum(terms_of(old, ref, ADVANTAGES, mask, config, kl, weight=weights).loss(logp, logp))
 
         value, grad = jax.value_and_grad(loss)(LOGP, OLD, REF, MASK)
         padded_mask = np.concatenate([MASK, np.zeros((B, 4))], axis=1)
@@ -219,14 +224,14 @@ def test_more_padding_changes_no_loss_and_no_gradient(x64):
 def test_token_losses_add_beta_times_the_kl_and_weigh_the_policy_alone(estimator, level, corrected, x64):
     config, kl = ObjectiveConfig(importance_level=level), KLConfig(estimator=estimator, importance_corrected=corrected)
     policy_weights = RNG.uniform(size=(B, S))
-    found = objective.token_losses(LOGP, OLD, REF, ADVANTAGES, MASK, policy_weights, 0.3, config, kl)
+    terms = terms_of(OLD, REF, ADVANTAGES, MASK, config, kl, policy_weight=policy_weights, beta=0.3)
     d = REF - LOGP
     values = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d}[estimator]
     mean = ((LOGP - OLD) * MASK).sum(1, keepdims=True) / MASK.sum(1, keepdims=True)
     rho = np.exp(LOGP - OLD if level == "token" else mean) if corrected else 1.0
     policy = objective.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
     expected = policy_weights * policy + 0.3 * values * rho * MASK
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(terms.loss(LOGP, LOGP), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_an_all_masked_row_and_an_empty_mask_give_finite_weights():
@@ -242,9 +247,7 @@ def test_masked_positions_may_hold_anything(name, level, poison):
     config, kl = ObjectiveConfig(name=name, importance_level=level), KLConfig(importance_corrected=True)
 
     def loss(logp, old, ref):
-        return jnp.sum(
-            objective.token_losses(logp, old, ref, ADVANTAGES, MASK, jnp.asarray(MASK), jnp.float32(0.1), config, kl)
-        )
+        return jnp.sum(terms_of(old, ref, ADVANTAGES, jnp.asarray(MASK), config, kl).loss(logp, logp))
 
     clean = jnp.asarray(LOGP, jnp.float32), jnp.asarray(OLD, jnp.float32), jnp.asarray(REF, jnp.float32)
     value, grad = jax.value_and_grad(loss)(

@@ -16,7 +16,7 @@ import numpy as np
 from jax_grpo.config_sections import ObjectiveConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS, chunked
 from jax_grpo.lm_head.loops import IDLE, LEARNS
-from jax_grpo.lm_head.tiles import WHOLE, RowStatistics, Tiling
+from jax_grpo.lm_head.tiles import WHOLE, Tiling
 from jax_grpo.objective import surrogate
 
 OBJECTIVE = ObjectiveConfig()
@@ -36,13 +36,12 @@ SHAPES = {"s1": Shape(8192, 4096, 151936, 151936), "s2": Shape(16384, 768, 50304
 
 
 class Rows(NamedTuple):
-    """Per token [T]; `known` is for the variant that is given its log-sum-exps."""
+    """Per token [T]."""
 
     targets: jax.Array
     advantages: jax.Array
     old_logp: jax.Array
     mask: jax.Array
-    known: RowStatistics
 
 
 def token_losses(rows: Rows, tokens: int, logp_T: jax.Array) -> jax.Array:
@@ -99,19 +98,17 @@ def _two_passes(head: Callable, tiling: Tiling, shape: Shape):
     return loss
 
 
-def _fused(head: Callable, tiling: Tiling, known: bool, shape: Shape):
+def _fused(head: Callable, tiling: Tiling, shape: Shape):
     def loss(hidden_TH, embedding_VH, rows: Rows):
         value, *_ = head(
             hidden_TH[None],
             embedding_VH,
             rows.targets[None],
             jnp.where(rows.mask > 0, LEARNS, IDLE)[None],
-            lambda rows_C, _, logp_C, entropy_C: token_losses(rows_C, shape.tokens, logp_C),
-            rows._replace(known=()),
-            (),
+            lambda rows_C, logp_C, entropy_C: token_losses(rows_C, shape.tokens, logp_C),
+            rows,
             vocab_size=shape.vocab_size,
             temperature=1.0,
-            known=RowStatistics(*(x[None] for x in rows.known)) if known else None,
             tiling=tiling,
         )
         return value
@@ -128,14 +125,13 @@ VARIANTS: dict[str, Callable[[Shape], Callable]] = {
     "best": functools.partial(_baseline, _rounded_logits, _select_minus_lse),
     "materialised": functools.partial(_two_passes, LM_HEADS["materialised"], WHOLE),
     "materialised-bf16": functools.partial(_two_passes, LM_HEADS["materialised"], HALF),
-    "chunked": functools.partial(_fused, FUSED_LOSSES["chunked"], WHOLE, False),
-    "chunked-bf16": functools.partial(_fused, FUSED_LOSSES["chunked"], HALF, False),
+    "chunked": functools.partial(_fused, FUSED_LOSSES["chunked"], WHOLE),
+    "chunked-bf16": functools.partial(_fused, FUSED_LOSSES["chunked"], HALF),
     "chunked-two-passes": functools.partial(_two_passes, LM_HEADS["chunked"], WHOLE),
-    "chunked-small": functools.partial(_fused, FUSED_LOSSES["chunked"], SMALL, False),
-    "pallas": functools.partial(_fused, FUSED_LOSSES["pallas"], WHOLE, False),
-    "pallas-bf16": functools.partial(_fused, FUSED_LOSSES["pallas"], HALF, False),
-    "pallas-small": functools.partial(_fused, FUSED_LOSSES["pallas"], SMALL, False),
-    "pallas-small-known": functools.partial(_fused, FUSED_LOSSES["pallas"], SMALL, True),
+    "chunked-small": functools.partial(_fused, FUSED_LOSSES["chunked"], SMALL),
+    "pallas": functools.partial(_fused, FUSED_LOSSES["pallas"], WHOLE),
+    "pallas-bf16": functools.partial(_fused, FUSED_LOSSES["pallas"], HALF),
+    "pallas-small": functools.partial(_fused, FUSED_LOSSES["pallas"], SMALL),
 }
 
 
@@ -144,9 +140,7 @@ def abstract(shape: Shape, dtype: Any, param_dtype: Any) -> Any:
 
     def arguments():
         per_token = jnp.zeros(shape.tokens)
-        rows = Rows(
-            jnp.zeros(shape.tokens, jnp.int32), per_token, per_token, per_token, RowStatistics(*[per_token] * 3)
-        )
+        rows = Rows(jnp.zeros(shape.tokens, jnp.int32), per_token, per_token, per_token)
         return jnp.zeros((shape.tokens, shape.width), dtype), jnp.zeros((shape.rows, shape.width), param_dtype), rows
 
     return jax.eval_shape(arguments)
@@ -164,14 +158,13 @@ def problem(shape: Shape, dtype: Any, param_dtype: Any, masked: float) -> tuple[
     embedding_VH = embedding_VH.astype(param_dtype)
     rng = np.random.default_rng(0)
     targets_T = jnp.asarray(rng.integers(0, shape.vocab_size, shape.tokens), jnp.int32)
-    statistics = jax.jit(
-        lambda h, e: chunked.token_statistics(
+    logp_1T, _ = jax.jit(
+        lambda h, e: chunked.token_logprobs(
             h[None], e, targets_T[None], vocab_size=shape.vocab_size, temperature=1.0, tiling=SMALL
         )
     )(hidden_TH, embedding_VH)
-    known = RowStatistics(*(x[0] for x in statistics))
     sequences = -(-shape.tokens // SEQUENCE)
     advantages_T = jnp.asarray(np.repeat(rng.normal(size=sequences), SEQUENCE)[: shape.tokens], jnp.float32)
     noise_T = jnp.asarray(rng.normal(size=shape.tokens) * 0.3, jnp.float32)
     mask_T = jnp.asarray(rng.random(shape.tokens) >= masked, jnp.float32)
-    return hidden_TH, embedding_VH, Rows(targets_T, advantages_T, known.logp + noise_T, mask_T, known)
+    return hidden_TH, embedding_VH, Rows(targets_T, advantages_T, logp_1T[0] + noise_T, mask_T)

@@ -31,7 +31,7 @@ def _statistics_forward(plan: Plan, hidden_NH, embedding_VH, targets_N):
     return statistics, (hidden_NH, embedding_VH, targets_N, statistics)
 
 
-def _linear(rows, shared, logp_C, entropy_C):
+def _linear(rows, logp_C, entropy_C):
     to_logp_C, to_entropy_C = rows
     return to_logp_C * logp_C + to_entropy_C * entropy_C
 
@@ -41,29 +41,11 @@ def _statistics_backward(plan: Plan, saved, cotangents: RowStatistics):
     rows = cotangents.logp, cotangents.entropy
     work_N = jnp.where((rows[0] != 0) | (rows[1] != 0), loops.LEARNS, loops.IDLE)
     tokens = _tokens(hidden_NH, embedding_VH, targets_N, work_N)
-    found, _ = loops.gradients(plan, tokens, embedding_VH.dtype, _linear, rows, (), statistics)
+    found, _ = loops.gradients(plan, tokens, embedding_VH.dtype, _linear, rows, statistics)
     return found.to_hidden_NH, found.to_embedding_VH, None
 
 
 _statistics.defvjp(_statistics_forward, _statistics_backward)
-
-
-def token_statistics(
-    hidden_BSH: jax.Array,
-    embedding_VH: jax.Array,
-    targets_BS: jax.Array,
-    *,
-    vocab_size: int,
-    temperature: float,
-    tiling: Tiling = WHOLE,
-    kernels: Kernels = XLA,
-) -> RowStatistics:
-    """As `token_logprobs`, with the log-sum-exp of the logits / temperature [B, S] (no gradient flows through that one)."""
-    plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
-    flat_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
-    statistics = _statistics(plan, flat_NH, jnp.asarray(embedding_VH), jnp.asarray(targets_BS, jnp.int32).reshape(-1))
-    logp_BS, entropy_BS, lse_BS = (x.reshape(targets_BS.shape) for x in statistics)
-    return RowStatistics(logp_BS, entropy_BS, jax.lax.stop_gradient(lse_BS))
 
 
 def token_logprobs(
@@ -84,23 +66,17 @@ def token_logprobs(
         tiling: how much of the logits exists at a time.
         kernels: who does the arithmetic of a tile.
     """
-    statistics = token_statistics(
-        hidden_BSH,
-        embedding_VH,
-        targets_BS,
-        vocab_size=vocab_size,
-        temperature=temperature,
-        tiling=tiling,
-        kernels=kernels,
-    )
-    return statistics.logp, statistics.entropy
+    plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
+    flat_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
+    statistics = _statistics(plan, flat_NH, jnp.asarray(embedding_VH), jnp.asarray(targets_BS, jnp.int32).reshape(-1))
+    return statistics.logp.reshape(targets_BS.shape), statistics.entropy.reshape(targets_BS.shape)
 
 
 def _sum(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands) -> tuple[jax.Array, RowStatistics]:
     """The loss alone, for a call that nobody differentiates."""
-    targets_N, work_N, rows, shared, known = operands
-    statistics = known or loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
-    loss_N = token_loss(rows, shared, statistics.logp, statistics.entropy)
+    targets_N, work_N, rows = operands
+    statistics = loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
+    loss_N = token_loss(rows, statistics.logp, statistics.entropy)
     return jnp.sum(jnp.where(work_N == loops.LEARNS, loss_N, 0)), statistics
 
 
@@ -108,9 +84,9 @@ _fused = jax.custom_vjp(_sum, nondiff_argnums=(0, 1))
 
 
 def _fused_forward(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands):
-    targets_N, work_N, rows, shared, known = operands
+    targets_N, work_N, rows = operands
     tokens = _tokens(hidden_NH, embedding_VH, targets_N, work_N)
-    found, statistics = loops.gradients(plan, tokens, embedding_VH.dtype, token_loss, rows, shared, known)
+    found, statistics = loops.gradients(plan, tokens, embedding_VH.dtype, token_loss, rows)
     return (found.loss, statistics), (found.to_hidden_NH, found.to_embedding_VH)
 
 
@@ -129,11 +105,9 @@ def fused_loss(
     work_BS: jax.Array,
     token_loss: TokenLoss,
     rows: Any,
-    shared: Any,
     *,
     vocab_size: int,
     temperature: float,
-    known: RowStatistics | None = None,
     tiling: Tiling = WHOLE,
     kernels: Kernels = XLA,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -148,12 +122,10 @@ def fused_loss(
         targets_BS: the tokens.
         work_BS: `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks
             at, whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing.
-        token_loss: `token_loss(rows, shared, logp, entropy)`, called with N of each, N not always B*S.
-        rows: arrays [B*S, ...] that `token_loss` takes rows of.
-        shared: arrays that it takes whole.
+        token_loss: `token_loss(rows, logp, entropy)`, called with N of each, N not always B*S.
+        rows: arrays [B*S, ...] that `token_loss` takes rows of, and scalars.
         vocab_size: columns beyond it take no probability and no gradient.
         temperature: divides the logits; > 0.
-        known: statistics [B, S] of these very weights, hidden states and temperature; see `scores.reuse`.
         tiling: how much of the logits exists at a time.
         kernels: who does the arithmetic of a tile.
 
@@ -161,8 +133,7 @@ def fused_loss(
         (loss, logp_BS, entropy_BS) in at least float32; the latter two are constants.
     """
     plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
-    flat_known = None if known is None else RowStatistics(*(x.reshape(-1) for x in known))
-    operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows, shared, flat_known)
+    operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows)
     loss, statistics = _fused(
         plan, token_loss, hidden_BSH.reshape(-1, hidden_BSH.shape[-1]), embedding_VH, jax.lax.stop_gradient(operands)
     )

@@ -129,9 +129,7 @@ def statistics_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, start: 
     return jax.lax.fori_loop(start, stop, tile, into)
 
 
-def gradients_of_rows(
-    plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known
-):
+def gradients_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, known):
     """Gradients and statistics of tiles 0..stop - 1 of `order`, whole rows at a time; see `gradients`."""
     stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
 
@@ -142,12 +140,12 @@ def gradients_of_rows(
         logits_CV = logits(hidden_CH, tokens.weights_VH, stored)
         if known is None:
             d_CV, loss_C, measured = plan.kernels.differentiate(
-                logits_CV, targets_C, rows_C, shared, token_loss, plan.columns, dtype
+                logits_CV, targets_C, rows_C, token_loss, plan.columns, dtype
             )
             statistics = _put_all(statistics, index_C, measured)
         else:
             measured = take(known, index_C)
-            loss_C, *to_row = tiles.derivatives(token_loss, rows_C, shared, measured.logp, measured.entropy)
+            loss_C, *to_row = tiles.derivatives(token_loss, rows_C, measured.logp, measured.entropy)
             d_CV = plan.kernels.dlogits(logits_CV, targets_C, measured, *to_row, plan.columns, dtype)
         to_hidden_CH = jnp.einsum("cv,vh->ch", d_CV, tokens.weights_VH, preferred_element_type=dtype)
         # Accumulated in float32 whatever the operands: a sum rounded to bfloat16 after each tile drifts.
@@ -164,14 +162,12 @@ def gradients_of_rows(
     return found._replace(to_embedding_VH=found.to_embedding_VH.astype(embedding_dtype)), statistics
 
 
-def gradients_of_columns(
-    plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, shared, known
-):
+def gradients_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, known):
     """The same, some columns at a time: the embedding's gradient is finished tile by tile and needs no second copy."""
     stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
     width, count, columns_of = _vocabulary_tiles(plan, tokens)
     statistics = known or statistics_of_columns(plan, tokens, order, 0, stop, _no_statistics(tokens))
-    loss_N, *to_rows_N = tiles.derivatives(token_loss, rows, shared, statistics.logp, statistics.entropy)
+    loss_N, *to_rows_N = tiles.derivatives(token_loss, rows, statistics.logp, statistics.entropy)
     learns_N = tokens.work_N == LEARNS
     per_row = (tokens.hidden_NH, tokens.targets_N, statistics, *to_rows_N)
 
@@ -231,7 +227,6 @@ def gradients(
     embedding_dtype: Any,
     token_loss: TokenLoss,
     rows: Any,
-    shared: Any,
     known: RowStatistics | None = None,
 ) -> tuple[Gradients, RowStatistics]:
     """Gradients of `sum(token_loss)` over the rows that learn, and the statistics of all that are not idle.
@@ -241,14 +236,13 @@ def gradients(
         tokens: the rows.
         embedding_dtype: dtype of the embedding's gradient.
         token_loss: loss of each row; its arguments are given for some of the rows at a time.
-        rows: arrays [N, ...] for `token_loss`.
-        shared: arrays for `token_loss` that are no rows'.
+        rows: arrays [N, ...] and scalars for `token_loss`.
         known: statistics of all rows, if they are known for these very weights: saves the pass that finds them.
     """
     order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
     learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))
     way = walk(plan.tiling)
-    found, measured = way.gradients(plan, tokens, order, learning, embedding_dtype, token_loss, rows, shared, known)
+    found, measured = way.gradients(plan, tokens, order, learning, embedding_dtype, token_loss, rows, known)
     if known is None:
         stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
         measured = way.statistics(plan, tokens, order, learning, stop, measured)

@@ -35,17 +35,15 @@ def pallas_call(kernel, name: str, *operands: Any, warps: int, stages: int = 1, 
 
 
 def _row_spec(x: Any) -> pl.BlockSpec:
-    """One row of an array [C, ...] for each program."""
+    """One row of an array [C, ...] for each program; a scalar as it is."""
+    if not x.ndim:
+        return pl.BlockSpec((), lambda row: ())
     return pl.BlockSpec((1, *x.shape[1:]), lambda row: (row, *(0 for _ in x.shape[1:])))
 
 
 def _logits_spec(logits_CV: jax.Array) -> pl.BlockSpec:
     """One row of the logits, without its axis of 1."""
     return pl.BlockSpec((None, logits_CV.shape[1]), lambda row: (row, 0))
-
-
-def _whole_spec(x: Any) -> pl.BlockSpec:
-    return pl.BlockSpec(x.shape, lambda row: tuple(0 for _ in x.shape))
 
 
 def _blocks(width: int) -> int:
@@ -157,29 +155,26 @@ def differentiate(
     logits_CV: jax.Array,
     targets_C: jax.Array,
     rows: Any,
-    shared: Any,
     token_loss: TokenLoss,
     columns: Columns,
     dtype: Any,
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
     """See `tiles.differentiate`: one program a row reads it, evaluates `token_loss` and its derivatives, and rewrites it."""
-    leaves, tree = jax.tree.flatten((rows, shared))
+    leaves, tree = jax.tree.flatten(rows)
     flags = [leaf.dtype == bool for leaf in leaves]  # Triton has no memory of single bits
     leaves = [leaf.astype(jnp.int32) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)]
-    count = len(jax.tree.leaves(rows))
 
     def kernel(logits_ref, target_ref, *refs):
         inputs, (out_ref, *out_refs) = refs[: len(leaves)], refs[len(leaves) :]
         values = [ref[...] != 0 if flag else ref[...] for ref, flag in zip(inputs, flags, strict=True)]
-        rows_1, shared_1 = jax.tree.unflatten(tree, values)
+        rows_1 = jax.tree.unflatten(tree, values)
         target = target_ref[0]
         statistics = _sweep(logits_ref, target, columns)
-        loss, to_logp, to_entropy = tiles.derivatives(token_loss, rows_1, shared_1, statistics.logp, statistics.entropy)
+        loss, to_logp, to_entropy = tiles.derivatives(token_loss, rows_1, statistics.logp, statistics.entropy)
         _rewrite(logits_ref, out_ref, target, statistics, to_logp, to_entropy, columns)
         _put(out_refs, (loss, *statistics))
 
     shapes = _per_row(logits_CV, 4)
-    specs = [_row_spec(x) for x in leaves[:count]] + [_whole_spec(x) for x in leaves[count:]]
     d_CV, loss_C, *found = pallas_call(
         kernel,
         "differentiate",
@@ -188,7 +183,7 @@ def differentiate(
         *leaves,
         warps=ROW_WARPS,
         grid=(logits_CV.shape[0],),
-        in_specs=[_logits_spec(logits_CV), _row_spec(targets_C), *specs],
+        in_specs=[_logits_spec(logits_CV), _row_spec(targets_C), *(_row_spec(x) for x in leaves)],
         out_specs=[_logits_spec(logits_CV), *(_row_spec(x) for x in shapes)],
         out_shape=[jax.ShapeDtypeStruct(logits_CV.shape, dtype), *shapes],
         input_output_aliases=_in_place(logits_CV, dtype),

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-TokenLoss = Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
-"""`token_loss(rows, shared, logp_C, entropy_C) -> loss_C`: row i of the result depends on row i of the others only."""
+TokenLoss = Callable[[Any, jax.Array, jax.Array], jax.Array]
+"""`token_loss(rows, logp_C, entropy_C) -> loss_C`: row i of the result depends on row i of the others only.
+
+`rows` is a tree of arrays [C, ...] and of scalars, which are the same for every row.
+"""
 
 LOWEST = -1e30  # of padding columns; -inf would make p log p NaN
 ROW_MULTIPLE = (
@@ -104,8 +107,8 @@ class TokenOrder(NamedTuple):
 
 
 def take(rows_N: Any, index_C: jax.Array) -> Any:
-    """Rows of every array of a tree; zeros where the index is beyond the last."""
-    return jax.tree.map(lambda x: x.at[index_C].get(mode="fill", fill_value=0), rows_N)
+    """Rows of every array of a tree, and its scalars as they are; zeros where the index is beyond the last."""
+    return jax.tree.map(lambda x: x.at[index_C].get(mode="fill", fill_value=0) if jnp.ndim(x) else x, rows_N)
 
 
 def put(array_N: jax.Array, index_C: jax.Array, values_C: jax.Array) -> jax.Array:
@@ -170,10 +173,10 @@ class Partial(NamedTuple):
 
 
 def derivatives(
-    token_loss: TokenLoss, rows: Any, shared: Any, logp_C: jax.Array, entropy_C: jax.Array
+    token_loss: TokenLoss, rows: Any, logp_C: jax.Array, entropy_C: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(loss_C, d loss / d logp, d loss / d entropy), each [C]: one row's loss is a function of that row alone."""
-    loss_C, pull = jax.vjp(lambda logp, entropy: token_loss(rows, shared, logp, entropy), logp_C, entropy_C)
+    loss_C, pull = jax.vjp(lambda logp, entropy: token_loss(rows, logp, entropy), logp_C, entropy_C)
     return loss_C, *pull(jnp.ones_like(loss_C))
 
 
@@ -204,12 +207,11 @@ def differentiate(
     logits_CV: jax.Array,
     targets_C: jax.Array,
     rows: Any,
-    shared: Any,
     token_loss: TokenLoss,
     columns: Columns,
     dtype: Any,
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
     """(gradient of the summed loss in the logits [C, V] in `dtype`, loss_C, statistics) of whole rows."""
     statistics = measure(logits_CV, targets_C, columns)
-    loss_C, to_logp_C, to_entropy_C = derivatives(token_loss, rows, shared, statistics.logp, statistics.entropy)
+    loss_C, to_logp_C, to_entropy_C = derivatives(token_loss, rows, statistics.logp, statistics.entropy)
     return dlogits(logits_CV, targets_C, statistics, to_logp_C, to_entropy_C, columns, dtype), loss_C, statistics
