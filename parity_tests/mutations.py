@@ -65,7 +65,7 @@ FAULTS = {
     ),
     "sign of d": Fault("objective.py", "masked(ref_logp_BS - logp_BS, mask_BS)", "masked(logp_BS - ref_logp_BS, mask_BS)", PARITY),
     "ratio against the reference": Fault(
-        "loss.py", "else batch.old_logp_BS\n", "else (batch.old_logp_BS if batch.ref_logp_BS is None else batch.ref_logp_BS)\n", PARITY
+        "loss.py", "else self.old_logp_BS\n", "else (self.old_logp_BS if self.ref_logp_BS is None else self.ref_logp_BS)\n", PARITY
     ),
     "mask off by one": Fault("loss.py", "mask_BS = batch.mask_BS.astype(dtype)\n", "mask_BS = jnp.roll(batch.mask_BS, 1, 1).astype(dtype)\n", PARITY),
     "positions count padding": Fault(
@@ -92,8 +92,8 @@ FAULTS = {
     ),
     "micro-batches accumulated in bfloat16": Fault(
         "update.py",
-        "jax.tree.map(jnp.add, grads, part_grads)",
-        "jax.tree.map(lambda a, b: (a + b).astype(jnp.bfloat16).astype(a.dtype), grads, part_grads)",
+        "jax.tree.map(jnp.add, total, (loss, grads))",
+        "jax.tree.map(lambda a, b: (a + b).astype(jnp.bfloat16).astype(a.dtype), total, (loss, grads))",
         PARITY,
     ),
     "upper clip bound for bad tokens": Fault(
@@ -104,7 +104,7 @@ FAULTS = {
     ),
     "weight decay on biases and norms": Fault("optimiser.py", "lambda x: x.ndim >= 2", "lambda x: x.ndim >= 1", "test_parity_steps.py -k float64"),
     "warm-up begins at 0": Fault("optimiser.py", "lr * (t + 1) / max(warmup, 1)", "lr * t / max(warmup, 1)", "test_parity_steps.py -k float64"),
-    "entropy bonus is a penalty": Fault("loss.py", "- bonus *", "+ bonus *", PARITY),
+    "entropy bonus is a penalty": Fault("loss.py", "- self.bonus *", "+ self.bonus *", PARITY),
     # NaN is on neither side of a tolerance: every comparator has to look for it.
     "NaN in kl/mean": Fault("loss.py", 'out["kl/mean"] = mean(kl_BS)', 'out["kl/mean"] = mean(kl_BS) * jnp.nan', ONE_STEP),
     "NaN in entropy": Fault("loss.py", '"entropy": mean(entropy_BS),', '"entropy": mean(entropy_BS) * jnp.nan,', ONE_STEP),
