@@ -35,13 +35,21 @@ def _group_std(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
 
 
 def _mean_baseline(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
-    """r_i - mean of its group (DeepSeekMath, Shao et al. 2024)."""
+    """r_i - mean of its group (DeepSeekMath, Shao et al. 2024).
+
+    >>> _mean_baseline(jnp.array([1.0, 0, 0, 3]), jnp.array([7, 7, 7, 7])).tolist()
+    [0.0, -1.0, -1.0, 2.0]
+    """
     size_B = _group_sum(jnp.ones_like(rewards_B), group_ids_B)
     return rewards_B - _group_sum(rewards_B, group_ids_B) / size_B
 
 
 def _leave_one_out_baseline(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
-    """r_i - mean of the other samples of its group (RLOO, Ahmadian et al. 2024)."""
+    """r_i - mean of the other samples of its group (RLOO, Ahmadian et al. 2024).
+
+    >>> print(_leave_one_out_baseline(jnp.array([1.0, 0, 0, 3]), jnp.array([7, 7, 7, 7])).round(3))
+    [ 0.    -1.333 -1.333  2.667]
+    """
     size_B = _group_sum(jnp.ones_like(rewards_B), group_ids_B)
     others_B = _group_sum(rewards_B, group_ids_B) - rewards_B
     return rewards_B - others_B / jnp.maximum(size_B - 1, 1)
@@ -69,6 +77,13 @@ def group_advantages(
         rewards_B: float.
         group_ids_B: int; groups in any order, of any sizes.
         config: `baseline` and `scale`; `components` is of `combined_advantages`.
+
+    >>> rewards, groups = jnp.array([1.0, 0, 5, 5]), jnp.array([0, 0, 1, 1])
+    >>> advantages, flat = group_advantages(rewards, groups, AdvantageConfig(scale="none"))
+    >>> advantages.tolist(), flat.tolist()
+    ([0.5, -0.5, 0.0, 0.0], [False, False, True, True])
+    >>> print(group_advantages(rewards, groups, AdvantageConfig(scale="group"))[0].round(3))
+    [ 0.707 -0.707  0.     0.   ]
     """
     flat_B = _without_signal(rewards_B, group_ids_B)
     advantages_B = BASELINES[config.baseline](rewards_B, group_ids_B) / SCALES[config.scale](rewards_B, group_ids_B)
@@ -90,6 +105,15 @@ def combined_advantages(
         weights_K: float; a component of weight 0 gives no signal.
         group_ids_B: int.
         config: see `AdvantageConfig`.
+
+    >>> components = jnp.array([[1.0, 0, 0, 1], [0, 100, 0, 0]])  # the second has a hundred times the range
+    >>> weights, groups = jnp.ones(2), jnp.zeros(4, int)
+    >>> for combination in ("sum_first", "normalise_each", "gdpo"):
+    ...     config = AdvantageConfig(scale="group", components=combination)
+    ...     print(combined_advantages(components, weights, groups, config)[0].round(2))
+    [-0.49  1.5  -0.51 -0.49]
+    [ 0.37  0.63 -1.37  0.37]
+    [ 0.4   0.69 -1.49  0.4 ]
     """
     # Equal components mean no signal even where the rounding of their weighted sum differs from row to row.
     flat_KB = jax.vmap(lambda component_B: _without_signal(component_B, group_ids_B))(components_KB)
@@ -125,5 +149,9 @@ COMBINATIONS = {"sum_first": _sum_first, "normalise_each": _normalise_each, "gdp
 
 
 def overlong_penalty(length_B: jax.Array, cap: int | jax.Array, buffer: int, weight: float) -> jax.Array:
-    """Added to the reward: 0 up to cap - buffer tokens, then linearly down to -weight at the cap (DAPO, eq. 13)."""
+    """Added to the reward: 0 up to cap - buffer tokens, then linearly down to -weight at the cap (DAPO, eq. 13).
+
+    >>> (overlong_penalty(jnp.array([10, 90, 95, 100]), cap=100, buffer=10, weight=2.0) + 0.0).tolist()
+    [0.0, 0.0, -1.0, -2.0]
+    """
     return -weight * jnp.clip((length_B - (cap - buffer)) / buffer, 0.0, 1.0)

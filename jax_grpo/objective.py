@@ -17,7 +17,11 @@ def masked(x_BS: jax.Array, mask_BS: jax.Array) -> jax.Array:
 
 
 def masked_mean(x_BS: jax.Array, mask_BS: jax.Array, axis: int | None = None) -> jax.Array:
-    """Mean over mask; 0 where the mask is empty."""
+    """Mean over mask; 0 where the mask is empty.
+
+    >>> float(masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([1.0, 1.0, 0.0])))
+    2.0
+    """
     count = jnp.maximum(jnp.sum(mask_BS, axis=axis), 1)
     return jnp.sum(masked(x_BS, mask_BS), axis=axis) / count
 
@@ -27,6 +31,13 @@ def log_importance_ratio(logp_BS: jax.Array, old_logp_BS: jax.Array, mask_BS: ja
 
     Level `token` keeps it per token; level `sequence` (GSPO, Zheng et al. 2025, eq. 7) replaces it by its masked mean over
     the sequence, the same for all its tokens. 0 where masked.
+
+    >>> mask = jnp.array([[1.0, 1, 1, 0]])
+    >>> old, logp = jnp.array([[-1.0, -2, -3, 0]]), jnp.array([[-1.0, -1.5, -2.75, 0]])
+    >>> log_importance_ratio(logp, old, mask, "token").tolist()
+    [[0.0, 0.5, 0.25, 0.0]]
+    >>> log_importance_ratio(logp, old, mask, "sequence").tolist()
+    [[0.25, 0.25, 0.25, 0.0]]
     """
     log_rho_BS = masked(logp_BS - old_logp_BS, mask_BS)
     if level == "token":
@@ -40,6 +51,13 @@ def clip_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax
 
     With `delta`, rho in the first term is min(rho, delta) (two-sided clipping, INTELLECT-2 2025): it bounds the loss of a
     token with a negative advantage and a large ratio.
+
+    >>> config = ObjectiveConfig(epsilon_low=0.25, epsilon_high=0.5)
+    >>> log_rho = jnp.log(jnp.array([[0.5, 1.0, 2.0]]))
+    >>> print(clip_surrogate(log_rho, log_rho, jnp.array([[1.0]]), config).round(3))  # a gain is at most 1.5
+    [[-0.5 -1.  -1.5]]
+    >>> print(clip_surrogate(log_rho, log_rho, jnp.array([[-1.0]]), config).round(3))  # a loss is at least 0.75
+    [[0.75 1.   2.  ]]
     """
     rho_BS = jnp.exp(log_rho_BS)
     clipped_BS = jnp.clip(rho_BS, 1 - config.epsilon_low, 1 + config.epsilon_high)
@@ -48,19 +66,35 @@ def clip_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax
 
 
 def cispo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
-    """-stop_gradient(min(rho, eps_high)) A logp (MiniMax-M1 2025, eq. 4): clipping the weight keeps every gradient."""
+    """-stop_gradient(min(rho, eps_high)) A logp (MiniMax-M1 2025, eq. 4): clipping the weight keeps every gradient.
+
+    >>> config = ObjectiveConfig(name="cispo", epsilon_high=5.0)
+    >>> gradient = jax.grad(lambda logp: cispo_surrogate(jnp.log(8.0), logp, 1.0, config))
+    >>> float(gradient(-2.0))  # of a token eight times as likely as it was: its weight is 5
+    -5.0
+    """
     weight_BS = jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_rho_BS), config.epsilon_high))
     return -weight_BS * advantages_B1 * logp_BS
 
 
 def sapo_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
-    """-(4 / tau) sigmoid(tau (rho - 1)) A, tau by the advantage's sign (SAPO, Gao et al. 2025): a soft clip."""
+    """-(4 / tau) sigmoid(tau (rho - 1)) A, tau by the advantage's sign (SAPO, Gao et al. 2025): a soft clip.
+
+    >>> config = ObjectiveConfig(name="sapo")
+    >>> gradient = jax.grad(lambda log_rho: sapo_surrogate(log_rho, log_rho, 1.0, config))
+    >>> float(gradient(0.0)), round(float(gradient(jnp.log(9.0))), 4)  # that of -rho A at 1, almost none far off
+    (-1.0, -0.0121)
+    """
     tau_B1 = jnp.where(advantages_B1 > 0, config.tau_pos, config.tau_neg)
     return -(4 / tau_B1) * jax.nn.sigmoid(tau_B1 * (jnp.exp(log_rho_BS) - 1)) * advantages_B1
 
 
 def reinforce_surrogate(log_rho_BS: jax.Array, logp_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig):
-    """-A logp (Williams 1992): no ratio, for ablation."""
+    """-A logp (Williams 1992): no ratio, for ablation.
+
+    >>> float(reinforce_surrogate(jnp.log(9.0), -2.0, 0.5, ObjectiveConfig(name="reinforce")))
+    1.0
+    """
     return -advantages_B1 * logp_BS
 
 
@@ -80,7 +114,7 @@ RATIO_BOUNDS = {
 }
 
 # Schulman, "Approximating KL divergence" (2020), with d = ref_logp - logp. All estimate KL(policy || reference) from
-# samples of the policy; k1 is unbiased, k2 is low-variance, k3 is both and never negative.
+# samples of the policy; k1 is unbiased, k2 is low-variance, k3 is both and never negative. `kl_per_token` has an example.
 KL_ESTIMATORS = {
     "k1": lambda d: -d,
     "k2": lambda d: 0.5 * jnp.square(d),
@@ -95,19 +129,38 @@ def surrogate(
     mask_BS: jax.Array,
     config: ObjectiveConfig,
 ) -> jax.Array:
-    """Policy loss of each token [B, S], nats times advantage; 0 where masked. A negative value is normal."""
+    """Policy loss of each token [B, S], nats times advantage; 0 where masked. A negative value is normal.
+
+    >>> mask = jnp.array([[1.0, 1, 0]])
+    >>> old = jnp.array([[-1.0, -2, jnp.nan]])
+    >>> surrogate(old, old, jnp.array([0.5]), mask, ObjectiveConfig()).tolist()  # on-policy: the ratio is 1
+    [[-0.5, -0.5, 0.0]]
+    """
     log_rho_BS = log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.importance_level)
     loss_BS = SURROGATES[config.name](log_rho_BS, masked(logp_BS, mask_BS), advantages_B[:, None], config)
     return masked(loss_BS, mask_BS)
 
 
 def kl_per_token(logp_BS: jax.Array, ref_logp_BS: jax.Array, mask_BS: jax.Array, estimator: str) -> jax.Array:
-    """KL estimate of each token [B, S] in nats; 0 where masked."""
+    """KL estimate of each token [B, S] in nats; 0 where masked.
+
+    >>> logp, ref, mask = jnp.array([[-1.0, -1.0]]), jnp.array([[-2.0, -1.0]]), jnp.ones((1, 2))
+    >>> for estimator in ("k1", "k2", "k3"):
+    ...     print(kl_per_token(logp, ref, mask, estimator).round(4))
+    [[1. 0.]]
+    [[0.5 0. ]]
+    [[0.3679 0.    ]]
+    """
     return masked(KL_ESTIMATORS[estimator](masked(ref_logp_BS - logp_BS, mask_BS)), mask_BS)
 
 
 def clipped(rho_BS: jax.Array, advantages_B1: jax.Array, config: ObjectiveConfig) -> tuple[jax.Array, jax.Array]:
-    """Tokens [B, S] whose ratio is beyond the lower bound and A < 0, and beyond the upper bound and A > 0."""
+    """Tokens [B, S] whose ratio is beyond the lower bound and A < 0, and beyond the upper bound and A > 0.
+
+    >>> low, high = clipped(jnp.array([[0.5, 2.0]]), jnp.array([[1.0]]), ObjectiveConfig())
+    >>> low.tolist(), high.tolist()
+    ([[False, False]], [[False, True]])
+    """
     low, high = RATIO_BOUNDS[config.name](config)
     none_BS = jnp.zeros(rho_BS.shape, bool)
     return (
@@ -121,6 +174,9 @@ def mismatch_weights(old_logp_BS: jax.Array, sampling_logp_BS: jax.Array, mask_B
 
     Corrects tokens sampled by a program that rounds differently from the trainer (truncated importance sampling, Yao et
     al. 2025).
+
+    >>> mismatch_weights(jnp.log(jnp.array([[0.5, 0.9]])), jnp.log(jnp.array([[0.25, 0.9]])), jnp.ones((1, 2)), 1.5).tolist()
+    [[1.5, 1.0]]
     """
     ratio_BS = jnp.exp(masked(old_logp_BS - sampling_logp_BS, mask_BS))
     return jax.lax.stop_gradient(jnp.minimum(ratio_BS, cap))
@@ -153,17 +209,33 @@ def aggregation_weights(mask_BS: jax.Array, aggregation: str, max_completion: in
         mask_BS: of the WHOLE optimiser batch, float.
         aggregation: key of `AGGREGATIONS`.
         max_completion: the cap in tokens, for `dr_grpo`.
+
+    >>> mask = jnp.array([[1.0, 1, 1, 1], [1, 0, 0, 0]])
+    >>> aggregation_weights(mask, "grpo", 8).tolist()  # each sequence weighs the same
+    [[0.125, 0.125, 0.125, 0.125], [0.5, 0.0, 0.0, 0.0]]
+    >>> aggregation_weights(mask, "dr_grpo", 8).tolist()  # each token, and length is no reward
+    [[0.0625, 0.0625, 0.0625, 0.0625], [0.0625, 0.0, 0.0, 0.0]]
+    >>> float(aggregation_weights(mask, "dapo", 8).sum())
+    1.0
     """
     return mask_BS * AGGREGATIONS[aggregation](mask_BS, max_completion)
 
 
 def top_entropy_mask(entropy_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax.Array:
-    """1 on the tokens whose entropy is at or above the given quantile of the masked tokens (Wang et al. 2025)."""
+    """1 on the tokens whose entropy is at or above the given quantile of the masked tokens (Wang et al. 2025).
+
+    >>> top_entropy_mask(jnp.array([[0.1, 0.9, 0.3, 9.0]]), jnp.array([[1.0, 1, 1, 0]]), 0.5).tolist()
+    [[0.0, 1.0, 1.0, 0.0]]
+    """
     entropies = jnp.where(mask_BS.astype(bool), entropy_BS, jnp.nan)
     threshold = jnp.nanquantile(entropies, quantile)
     return masked((entropy_BS >= threshold).astype(mask_BS.dtype), mask_BS)
 
 
 def masked_quantile(x_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax.Array:
-    """Quantile over mask, linear between neighbours; NaN where the mask is empty."""
+    """Quantile over mask, linear between neighbours; NaN where the mask is empty.
+
+    >>> float(masked_quantile(jnp.array([1.0, 2.0, 9.0]), jnp.array([1.0, 1.0, 0.0]), 0.5))
+    1.5
+    """
     return jnp.nanquantile(jnp.where(mask_BS.astype(bool), x_BS, jnp.nan), quantile)

@@ -33,7 +33,11 @@ class Sampling:
 
 
 def penalise_repetition(logits_RV: jax.Array, seen_RV: jax.Array, penalty: float) -> jax.Array:
-    """CTRL's repetition penalty on the tokens marked in `seen_RV`."""
+    """CTRL's repetition penalty on the tokens marked in `seen_RV`.
+
+    >>> penalise_repetition(jnp.array([[2.0, -2.0, 2.0]]), jnp.array([[True, True, False]]), 2.0).tolist()
+    [[1.0, -4.0, 2.0]]
+    """
     penalised_RV = jnp.where(logits_RV > 0, logits_RV / penalty, logits_RV * penalty)
     return jnp.where(seen_RV, penalised_RV, logits_RV)
 
@@ -42,6 +46,13 @@ def keep_likely(logits_RV: jax.Array, sampling: Sampling) -> jax.Array:
     """Logits with the tokens ruled out by top-k, top-p and min-p set to -inf.
 
     The vocabulary is sorted only for a top-p without top-k; with top-k, top-p looks at the k survivors.
+
+    >>> logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+    >>> for settings in (Sampling(top_k=3), Sampling(top_p=0.75), Sampling(min_p=0.5)):
+    ...     print(jnp.isfinite(keep_likely(logits, settings)).tolist())
+    [[True, True, True, False]]
+    [[True, True, False, False]]
+    [[True, True, False, False]]
     """
     ruled_out = -jnp.inf
     vocab = logits_RV.shape[-1]
@@ -70,6 +81,10 @@ def draw(logits_RV: jax.Array, uniform_R: jax.Array) -> jax.Array:
     Args:
         logits_RV: V a multiple of `BLOCK`; -inf rules a token out, which is then never drawn.
         uniform_R: in [0, 1).
+
+    >>> logits = jnp.full((3, BLOCK), -jnp.inf).at[:, :2].set(jnp.log(jnp.array([0.25, 0.75])))
+    >>> draw(logits, jnp.array([0.0, 0.26, 0.99])).tolist()
+    [0, 1, 1]
     """
     rows, vocab = logits_RV.shape
     weights_RV = jnp.exp(logits_RV - jnp.max(logits_RV, axis=-1, keepdims=True))
@@ -108,6 +123,11 @@ def sample(
         token_R int32, and logp_R: its log-probability under softmax(logits / temperature), before penalty and
         truncation. That is the quantity the trainer recomputes and differentiates, so the two can be compared.
         Greedy reports it at temperature 1.
+
+    >>> logits = jnp.zeros((1, BLOCK)).at[0, 5].set(2.0)
+    >>> token, logp = sample(logits, jnp.array([0.5]), Sampling(temperature=0.0), None, vocab_size=6)
+    >>> int(token[0]), round(float(logp[0]), 4)
+    (5, -0.5168)
     """
     temperature = sampling.temperature or 1.0
     real_V = jnp.arange(logits_RV.shape[-1]) < vocab_size
