@@ -17,7 +17,6 @@ import pytest
 from conftest import config
 
 from jax_grpo import aot, targets
-from jax_grpo.bench import step_memory
 from jax_grpo.config import load_config
 from jax_grpo.evaluation import during_training
 from jax_grpo.heldout import heldout_positions
@@ -267,8 +266,15 @@ def test_offloaded_moments_are_not_on_the_card(tmp_path):
 
 @needs_plugin
 def test_the_training_step_needs_less_with_a_head_in_tiles():
-    whole, tiled = (step_memory.report(head, 16, 192, False, "rtx4090") for head in ("materialised", "chunked"))
-    logits = 16 * 192 * 50304 * 4
+    sizes = ("--prompts.per_iteration", "4", "--rollout.group_size", "8", "--rollout.max_new_tokens", "96")
+
+    def update(head):
+        settings = [*sizes, "--model.compute_dtype", "bfloat16", "--lm_head.implementation", head]
+        run = run_of(load_config(str(CONFIGS / "bench_124m_cpu.yaml"), settings))
+        return compile_program("rtx4090", next(program for program in run.programs if program.name == "update"))
+
+    whole, tiled = map(update, ("materialised", "chunked"))
+    logits = 4 * 8 * 96 * 50304 * 4
     print(f"{whole.total / 1e9:.2f} GB with all logits ({logits / 1e9:.2f} GB), {tiled.total / 1e9:.2f} GB in tiles")
     assert whole.aliased == tiled.aliased > 12 * 124_000_000, "parameters and moments are donated"
     assert whole.total - tiled.total > logits / 4
