@@ -12,11 +12,10 @@ import pytest
 from tiny_bench import BENCH
 
 from jax_grpo.bench import all as suite_all
-from jax_grpo.bench import fits, fusions, harness, rollout, scaling, update
-from jax_grpo.bench.knobs import KNOBS
+from jax_grpo.bench import fusions, harness, rollout, scaling, update
 from jax_grpo.bench.machine import processor
 from jax_grpo.bench.pictures import save_pictures
-from jax_grpo.bench.update_problem import config_of, problem_of
+from jax_grpo.bench.problems import config_of, problem_of
 from jax_grpo.config import load_config
 from jax_grpo.memory.shapes import run_of
 from jax_grpo.process_failure import TRACEBACK, failure
@@ -59,7 +58,7 @@ def test_the_reason_is_found_in_what_a_process_wrote(stderr, reason):
 
 def suite(folder, variants, minutes):
     """The suite of the tiny benchmark and of one that is not installed; the results' table."""
-    tiny = suite_all.Entry("tiny_bench", 1, ("--variants", variants))
+    tiny = suite_all.Entry(f"tiny_bench --variants {variants}", 1)
     entries = {"tiny": tiny, "absent": suite_all.Entry("jax_grpo.bench.absent", 0.1)}
     suite_all.main(["--out", str(folder), "--minutes", str(minutes)], entries)
     return (folder / "README.md").read_text(), json.loads((folder / "raw" / "tiny.json").read_text())
@@ -100,18 +99,12 @@ def test_every_entry_asks_for_what_its_benchmark_has(name):
     entry = suite_all.ENTRIES[name]
     if importlib.util.find_spec(entry.module) is None:
         pytest.skip(f"{entry.module} is not here")
-    given = dict(zip(entry.arguments[::2], entry.arguments[1::2], strict=True))
-    bench = getattr(importlib.import_module(entry.module), "BENCH", None)
+    given, bench = entry.options, getattr(importlib.import_module(entry.module), "BENCH", None)
     if bench is None:
-        assert entry.module in (*suite_all.UNBUDGETED, scaling.__name__)
+        assert entry.module == scaling.__name__
     else:
         assert given.get("--problem", next(iter(bench.problems))) in bench.problems
         assert set(given.get("--variants", next(iter(bench.variants))).split(",")) <= set(bench.variants)
-
-
-def test_every_knob_is_a_config():
-    for name, overrides in KNOBS.items():
-        assert load_config(str(CONFIGS / "rookworld_4090.yaml"), overrides), name
 
 
 def test_a_moments_time_is_shared_by_what_runs_and_a_gap_belongs_to_what_was_begun():
@@ -195,7 +188,7 @@ def test_the_benchs_update_of_the_quickstart_has_the_runs_own_batch_and_head():
     assert jax.tree.map(jnp.shape, batch.tokens) == jax.tree.map(jnp.shape, piece.tokens)
     assert sum(x.nbytes for x in jax.tree.leaves(params)) == run.resident["parameters"]
     with pytest.raises(ValueError, match=r"update\.minibatches 4; this benchmark is one step"):
-        update.jax_parts(problem, minibatches=4)
+        update.jax_parts(problem, update={"minibatches": 4})
 
 
 @pytest.mark.parametrize("name", ["quickstart-mixed", "rook-small-8x8x64-mixed"])
@@ -304,7 +297,7 @@ def test_trl_as_it_comes_computes_another_loss_and_is_not_timed(tiny_update, mon
 
 def test_a_peers_loss_is_accumulated_over_parts_of_at_most_its_rows(tiny_update, monkeypatch):
     pytest.importorskip("trl")
-    monkeypatch.setattr("jax_grpo.bench.update_problem.PEER_ROWS", 3)  # of 8 completions: 4 parts
+    monkeypatch.setattr("jax_grpo.bench.problems.PEER_ROWS", 3)  # of 8 completions: 4 parts
     problem, ours = tiny_update
     for variant in ("TRL", "torch_ref"):
         record = harness.measure(update.BENCH.variants[variant](problem), 3, expected=ours)
@@ -316,7 +309,7 @@ def test_a_config_whose_loss_trl_is_not_given_is_refused(monkeypatch, tmp_path):
     file = tmp_path / "k1.yaml"
     file.write_text((CONFIGS / "quickstart.yaml").read_text().replace("estimator: k3", "estimator: k1"))
     with pytest.raises(trl_peer.NotTheSame, match="the plain k3 only"):
-        trl_peer.arguments_of(problem_of(update.BENCH.resolve(str(file))), tmp_path, 4)
+        trl_peer.arguments_of(problem_of(update.BENCH.resolve(str(file))), tmp_path)
 
 
 @pytest.mark.slow  # every variant of every benchmark, each in a process of its own
@@ -334,12 +327,11 @@ def test_ours_is_the_first_variant_and_no_other_stands_in_for_it():
     assert suite_all.peers({"x": {"variants": timed}}) == []
 
 
-@pytest.mark.parametrize("name", [name for name, entry in suite_all.ENTRIES.items() if "--variants" in entry.arguments])
+@pytest.mark.parametrize("name", [name for name, entry in suite_all.ENTRIES.items() if "--variants" in entry.options])
 def test_the_first_variant_of_every_entry_is_its_benchs_default(name):
     entry = suite_all.ENTRIES[name]
-    given = dict(zip(entry.arguments[::2], entry.arguments[1::2], strict=True))
     bench = importlib.import_module(entry.module).BENCH
-    assert given["--variants"].split(",")[0] == next(iter(bench.variants))
+    assert entry.options["--variants"].split(",")[0] == next(iter(bench.variants))
 
 
 def test_peers_are_compared_with_the_first_variant():
@@ -365,7 +357,7 @@ def test_exponents_are_those_of_the_powers():
         }
         for n in (1, 2, 4)
     ]
-    time_fit, memory_fit = fits.exponents(points)
+    time_fit, memory_fit = scaling.exponents(points)
     assert (time_fit["found"], time_fit["expected"]) == pytest.approx((2, 2))
     assert (memory_fit["found"], memory_fit["expected"]) == pytest.approx((1, 0.5))
 

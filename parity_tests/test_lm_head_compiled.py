@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from jax_grpo import aot, targets
+from jax_grpo.bench import harness
 from jax_grpo.bench import lm_head as bench
 
 PLUGIN = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
@@ -26,13 +27,11 @@ S1 = {"pallas-small": 2893}
 # Several programs in one process: JAX starts once. Its platform is chosen before it is imported.
 SCRIPT = """
 import json, sys
-import jax, jax.numpy as jnp
 from jax_grpo import aot
-from jax_grpo.bench.lm_head_variants import SHAPES, VARIANTS, abstract
+from jax_grpo.bench.lm_head import SHAPES, abstract, step_of
 shape, found = SHAPES[sys.argv[1]], {}
 for name in sys.argv[2:]:
-    step = jax.value_and_grad(VARIANTS[name](shape), argnums=(0, 1))
-    compiled = aot.compile_for("rtx4090", step, *abstract(shape, jnp.bfloat16, jnp.bfloat16))
+    compiled = aot.compile_for("rtx4090", step_of(name, shape), *abstract(shape))
     report = compiled.report
     found[name] = {
         "megabytes": report.total / 1e6,
@@ -113,32 +112,38 @@ def test_without_the_plugin_the_error_says_what_to_install():
         aot.device("rtx4090")
 
 
+@pytest.mark.parametrize("target", ["local", "rtx4090"])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shape", "big"], "--shape 'big': expected s1, s2 or T,H,V"),
+        (["--shape", "big"], "--shape 'big': expected s2, s1, tiny or T,H,V"),
         (["--shape", "1,2,0"], "T, H and V must be at least 1"),
-        (["--implementation", "fast"], "--implementation 'fast': expected some of naive"),
+        (["--implementation", "fast"], "--variants 'fast': expected some of materialised"),
     ],
 )
-def test_the_benchmark_refuses_what_it_does_not_know(arguments, words):
-    with pytest.raises(SystemExit, match=re.escape(words)):
-        bench.main(arguments)
+def test_the_benchmark_refuses_what_it_does_not_know(arguments, words, target, capsys):
+    with pytest.raises(SystemExit) as refusal:
+        bench.main([*arguments, "--target", target])
+    assert words in f"{refusal.value} {capsys.readouterr().err}"
 
 
 @pytest.mark.slow
 def test_the_benchmark_gives_every_variant_the_same_problem():
-    shape = bench.parse_shape("192,64,256")
-    best, chunked = (bench.measured_record(name, shape, "float32") for name in ("best", "chunked"))
-    for masked in ("masked 0%", "masked 50%"):
-        assert best[masked]["median_ms"] > 0 and chunked[masked]["median_ms"] > 0
-        norms = [record[masked]["gradient_norms"] for record in (chunked, best)]
-        print(f"{masked}: gradient norms {norms} (tolerance 5 %: the baseline's logits are rounded to bfloat16)")
-        assert norms[0] == pytest.approx(norms[1], rel=0.05)
+    resolved = bench.bench_of("float32").resolve("256,64,256")
+    names = ("materialised", "best", "chunked", "chunked-two-passes", "torch-compile")
+    records = {name: bench.BENCH.variants[name](resolved) for name in names}
+    first = harness.measure(records["materialised"], 3)
+    for name in names:
+        record = harness.measure(records[name], 3, expected=harness.compared(first))
+        print(
+            f"{name}: {harness.compared(record)} (tolerance 2 % and 5 %: the baselines' logits are rounded to bfloat16)"
+        )
+        assert record["median_ms"] > 0 and record["half_masked_ms"] > 0
 
 
 @pytest.mark.slow
 def test_the_benchmark_writes_what_it_prints(capsys, tmp_path):
-    bench.main(["--shape", "256,64,256", "--implementation", "chunked", "--json", str(tmp_path / "r.json")])
-    record = json.loads((tmp_path / "r.json").read_text())
-    assert f"{record['variants']['chunked']['masked 50%']['median_ms']:.2f}" in capsys.readouterr().out
+    file = tmp_path / "r.json"
+    bench.main(["--shape", "256,64,256", "--implementation", "chunked", "--steps", "3", "--json", str(file)])
+    record = json.loads(file.read_text())
+    assert f"{record['variants']['chunked']['half_masked_ms']:.1f} ms with half" in capsys.readouterr().out

@@ -1,1 +1,4 @@
-"""Benchmarks, each a `python -m jax_grpo.bench.NAME`: they print their command and machine, and write their raw data."""
+"""Benchmarks, each a `python -m jax_grpo.bench.NAME`: they print their command and machine, and write their raw data.
+
+`all` runs those that a machine can run, `harness` times them alike, and every other file is one subject. Nobody imports this room.
+"""

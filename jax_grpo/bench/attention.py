@@ -6,14 +6,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.bench.harness import Bench, Prepared, main
+from jax_grpo.bench.harness import Bench, Prepared, main, torch_device, wait_for_torch
 
 # rows, tokens, heads, width of a head; bfloat16 where the device is not a CPU: cuDNN's needs it
 SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64), "tiny": (2, 16, 2, 16)}
-
-
-def _dtype() -> str:
-    return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
 
 
 def _flops(name: str) -> float:
@@ -22,7 +18,7 @@ def _flops(name: str) -> float:
 
 
 def _written_out(q, k, v):
-    """As `model.Attention` does it: scores and softmax in float32."""
+    """As `attention.Attention` does it: scores and softmax in float32."""
     causal = jnp.tril(jnp.ones((q.shape[1], q.shape[1]), bool))
     scores = jnp.einsum("btnd,bsnd->bnts", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
     weights = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(jnp.float32).min), axis=-1).astype(q.dtype)
@@ -30,9 +26,10 @@ def _written_out(q, k, v):
 
 
 def _jax(name: str, function) -> Prepared:
-    q, k, v = (jax.random.normal(jax.random.key(i), SHAPES[name], _dtype()) for i in range(3))
+    dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+    q, k, v = (jax.random.normal(jax.random.key(i), SHAPES[name], dtype) for i in range(3))
     step = jax.jit(jax.grad(lambda q, k, v: jnp.sum(function(q, k, v).astype(jnp.float32)), argnums=(0, 1, 2)))
-    return Prepared(lambda: jax.block_until_ready(step(q, k, v)), {"flops": _flops(name), "dtype": _dtype()})
+    return Prepared(lambda: jax.block_until_ready(step(q, k, v)), {"flops": _flops(name), "dtype": dtype})
 
 
 def _library(implementation: Literal["xla", "cudnn"]):
@@ -43,22 +40,21 @@ def _sdpa(name: str) -> Prepared:
     import torch
 
     rows, tokens, heads, width = SHAPES[name]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch_device()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     q, k, v = (torch.randn(rows, heads, tokens, width, device=device, dtype=dtype).requires_grad_() for _ in range(3))
 
     def run() -> None:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.autograd.grad(out.float().sum(), (q, k, v))
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait_for_torch()
 
     return Prepared(run, {"flops": _flops(name), "dtype": str(dtype)})
 
 
 BENCH = Bench(
     "jax_grpo.bench.attention",
-    (__doc__ or "").splitlines()[0],
+    __doc__,
     {
         "model": lambda name: _jax(name, _written_out),
         "xla": lambda name: _jax(name, _library("xla")),

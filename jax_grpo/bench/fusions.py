@@ -6,23 +6,20 @@ JAX's profiler says how long each operation (fusion, matmul, copy) took, the com
 is the longer of FLOPs over the measured matmul rate and bytes over the measured bandwidth; only what is read whole counts as moved.
 """
 
-import argparse
 import gzip
 import json
 import math
 import re
-import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from jax_grpo import flops
-from jax_grpo.bench.machine import machine
+from jax_grpo.bench.harness import command_of, command_parser, header, line, milliseconds, save, selected
+from jax_grpo.bench.machine import machine, speeds
 from jax_grpo.bench.scaling import filled
 from jax_grpo.config import load_config
 from jax_grpo.memory.buffers import COMPUTATION, Origin, origins_of
@@ -57,49 +54,53 @@ class Group(NamedTuple):
     floor_s: float
 
 
-def _array_bytes(shape: str) -> int:
-    """Bytes of an array or tuple such as `f32[8,4]{1,0}`."""
-    bits = ((8 if kind == "pred" else int(width or 0), dims) for kind, width, dims in _ARRAY.findall(shape))
-    return sum(width * math.prod(map(int, filter(None, dims.split(",")))) // 8 for width, dims in bits)
+def summed(groups: Iterable[Group]) -> Group:
+    """All of them as one."""
+    return Group(*map(sum, zip(*groups, strict=True)))
 
 
-def _dimensions(shape: str) -> list[int]:
-    found = _ARRAY.search(shape)
-    return [int(n) for n in found.group(3).split(",") if n] if found else []
+def _arrays(shape: str) -> list[tuple[int, list[int]]]:
+    """Bits of an element and sizes, of each array of a type such as `(f32[8,4]{1,0}, pred[])`."""
+    return [
+        (8 if kind == "pred" else int(width or 0), [int(size) for size in sizes.split(",") if size])
+        for kind, width, sizes in _ARRAY.findall(shape)
+    ]
+
+
+def _bytes(shape: str) -> int:
+    return sum(bits * math.prod(sizes) // 8 for bits, sizes in _arrays(shape))
 
 
 def operations(hlo: str) -> dict[str, Operation]:
     """Every operation of a compiled program by its name, those inside fusions left out."""
-    origins = origins_of(hlo)
-    shapes: dict[str, str] = {}
+    origins, shapes, partial = origins_of(hlo), {}, set()
     matmuls: dict[str, float] = defaultdict(float)
-    partial: set[str] = set()
-    lines: list[tuple[str, str, str, str]] = []
+    instructions: list[tuple[str, str, str, str]] = []
     computation = ""
-    for line in hlo.splitlines():
-        if opened := COMPUTATION.match(line):
+    for text in hlo.splitlines():
+        if opened := COMPUTATION.match(text):
             computation = opened.group(1)
-        if not (found := _INSTRUCTION.match(line)):
+        if not (instruction := _INSTRUCTION.match(text)):
             continue
-        name, shape, opcode, rest = found.groups()
+        name, shape, opcode, rest = instruction.groups()
         shapes[name] = shape
-        lines.append((name, shape, opcode, rest))
+        instructions.append((name, shape, opcode, rest))
         if contracted := _CONTRACTED.search(rest):
-            left = _dimensions(shapes.get(_NAME.findall(rest)[0], ""))
+            (_, left), *_ = _arrays(shapes.get(_NAME.findall(rest)[0], "")) or [(0, [])]
             inner = math.prod(left[int(n)] for n in contracted.group(1).replace('"', "").split(",") if n)
-            matmuls[name] = 2 * math.prod(_dimensions(shape)) * inner
+            matmuls[name] = 2 * math.prod(_arrays(shape)[0][1]) * inner
             matmuls[computation] += matmuls[name]
         if opcode in PARTIAL:
             partial |= {name, computation}
-    made = {}
-    for name, shape, opcode, rest in lines:
+    results = {}
+    for name, shape, opcode, rest in instructions:
         if opcode in CONTAINERS:
             continue
-        called = called.group(1) if (called := _FUSED.search(rest)) else name
+        called = fused.group(1) if (fused := _FUSED.search(rest)) else name
         operands = [other for other in _NAME.findall(rest.split("), ")[0]) if other in shapes]
-        moved = _array_bytes(shape) + sum(_array_bytes(shapes[other]) for other in operands)
-        made[name] = Operation(matmuls[called], 0 if called in partial else moved, origins.get(name, Origin("", "")))
-    return made
+        moved = _bytes(shape) + sum(_bytes(shapes[other]) for other in operands)
+        results[name] = Operation(matmuls[called], 0 if called in partial else moved, origins.get(name, Origin("", "")))
+    return results
 
 
 def traced(run: Any) -> list[tuple[str, float]]:
@@ -109,8 +110,8 @@ def traced(run: Any) -> list[tuple[str, float]]:
             run()
         file = next(Path(folder).rglob("*.trace.json.gz"))
         events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    found = [event for event in events if event.get("ph") == "X" and "hlo_op" in event.get("args", {})]
-    spans = [(event["args"]["hlo_op"], 1e-6 * event["ts"], 1e-6 * (event["ts"] + event["dur"])) for event in found]
+    executions = [event for event in events if event.get("ph") == "X" and "hlo_op" in event.get("args", {})]
+    spans = [(event["args"]["hlo_op"], 1e-6 * event["ts"], 1e-6 * (event["ts"] + event["dur"])) for event in executions]
     return shared_out([span for span in spans if not span[0].startswith(CONTAINERS)])
 
 
@@ -147,26 +148,16 @@ def grouped(
     events: list[tuple[str, float]], known: dict[str, Operation], peak: float, bandwidth: float
 ) -> dict[tuple[str, str, str], Group]:
     """Executions by (direction, source line, kind of operation), the longest first."""
-    groups: dict[tuple[str, str, str], Group] = {}
+    groups: dict[tuple[str, str, str], list[Group]] = defaultdict(list)
     for name, seconds in events:
         if (operation := known.get(name)) is None:
             continue
         asked = operation.origin
         key = (direction(asked.operation), asked.source, asked.operation.rpartition("/")[2])
         floor = max(operation.flops / peak, operation.bytes_ / bandwidth)
-        group = Group(1, seconds, operation.flops, operation.bytes_, floor)
-        groups[key] = _sum([groups[key], group]) if key in groups else group
-    return dict(sorted(groups.items(), key=lambda item: -item[1].seconds))
-
-
-def _sum(groups: Collection[Group]) -> Group:
-    return Group(
-        sum(group.number for group in groups),
-        sum(group.seconds for group in groups),
-        sum(group.flops for group in groups),
-        sum(group.bytes_ for group in groups),
-        sum(group.floor_s for group in groups),
-    )
+        groups[key].append(Group(1, seconds, operation.flops, operation.bytes_, floor))
+    sums = {key: summed(executions) for key, executions in groups.items()}
+    return dict(sorted(sums.items(), key=lambda item: -item[1].seconds))
 
 
 def measured(program: Program) -> tuple[float, list[tuple[str, float]], dict[str, Operation]]:
@@ -179,74 +170,50 @@ def measured(program: Program) -> tuple[float, list[tuple[str, float]], dict[str
         if program.name == "update":
             held["arguments"] = (out[0], *held["arguments"][1:])  # the state is donated
 
-    seconds = []
-    for _ in range(WARM_UP + 3):
-        started = time.perf_counter()
+    for _ in range(WARM_UP):
         run()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[WARM_UP:]), traced(run), operations(compiled.as_text() or "")
+    return 1e-3 * min(milliseconds(run, 3)), traced(run), operations(compiled.as_text() or "")
 
 
 def table(groups: dict[tuple[str, str, str], Group], whole_s: float) -> list[str]:
     """Markdown: the longest groups, the rest, and all."""
-    lines = [
-        "| pass | asked for by | as | times | ms | share | GFLOP/s | GB/s | times its floor |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    total = _sum(groups.values())
-    listed = list(groups.items())
+    total, listed = summed(groups.values()), list(groups.items())
     if rest := [group for _, group in listed[TOP:]]:
-        listed[TOP:] = [(("", "everything else", ""), _sum(rest))]
-    for (way, source, kind), group in [*listed, (("", "**all operations**", ""), total)]:
+        listed[TOP:] = [(("", "everything else", ""), summed(rest))]
+    names = ("pass", "asked for by", "as", "times", "ms", "share", "GFLOP/s", "GB/s", "times its floor")
+    lines = [header(*names)]
+    for key, group in [*listed, (("", "**all operations**", ""), total)]:
         # What the profiler's clock is too coarse for took 0 seconds, and has no rate.
-        rate, moved = (
-            f"{1e-9 * n / group.seconds:.0f}" if n and group.seconds else "" for n in (group.flops, group.bytes_)
-        )
+        rates = [
+            f"{1e-9 * count / group.seconds:.0f}" if count and group.seconds else ""
+            for count in (group.flops, group.bytes_)
+        ]
         floor = f"{group.seconds / group.floor_s:.1f}" if group.floor_s else ""
-        cells = (
-            way,
-            source,
-            kind,
-            f"{group.number}",
-            f"{1e3 * group.seconds:.1f}",
-            f"{group.seconds / total.seconds:.1%}",
-        )
-        lines.append(f"| {' | '.join(cells)} | {rate} | {moved} | {floor} |")
+        share = f"{group.seconds / total.seconds:.1%}"
+        lines.append(line(*key, group.number, f"{1e3 * group.seconds:.1f}", share, *rates, floor))
     return [*lines, "", f"Without the profiler {1e3 * whole_s:.1f} ms, {whole_s / total.floor_s:.2f} times the floor."]
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m jax_grpo.bench.fusions", description=(__doc__ or "").splitlines()[0]
-    )
+    module = "jax_grpo.bench.fusions"
+    parser = command_parser(module, __doc__)
     parser.add_argument("--config", required=True, help="of a run; any --section.key value overrides it")
     parser.add_argument("--program", default="update", help="rollout, score, reference or update")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
     arguments, overrides = parser.parse_known_args(argv)
     config = load_config(arguments.config, overrides)
     programs = {program.name: program for program in run_of(config).programs}
-    if arguments.program not in programs:
-        raise SystemExit(f"--program {arguments.program!r}: this run has {', '.join(programs)}")
-    peak = flops.measured_peak(config.model.compute_dtype, 2048 if jax.devices()[0].platform == "cpu" else 8192)
-    bandwidth = flops.measured_bandwidth()
-    whole_s, events, known = measured(programs[arguments.program])
+    (name,) = selected("--program", arguments.program, programs)
+    limits = speeds(config.model.compute_dtype)
+    peak, bandwidth = limits["peak_flops"], limits["bandwidth"]
+    whole_s, events, known = measured(programs[name])
     groups = grouped(events, known, peak, bandwidth)
-    command = f"python -m jax_grpo.bench.fusions {' '.join(sys.argv[1:] if argv is None else argv)}"
-    print(f"# {command}\n# measured here: {1e-9 * peak:.0f} GFLOP/s, {1e-9 * bandwidth:.1f} GB/s")
+    record = {"command": command_of(module, argv), "machine": machine(), "peak_flops": peak, "bandwidth": bandwidth}
+    print(f"# {record['command']}\n# measured here: {1e-9 * peak:.0f} GFLOP/s, {1e-9 * bandwidth:.1f} GB/s")
     print("\n".join(table(groups, whole_s)))
-    if arguments.json:
-        record = {
-            "command": command,
-            "machine": machine(),
-            "peak_flops": peak,
-            "bandwidth": bandwidth,
-            "seconds": whole_s,
-        }
-        record["unknown"] = Counter(name for name, _ in events if name not in known)
-        record["groups"] = [
-            dict(zip(("pass", "source", "kind"), key, strict=True)) | group._asdict() for key, group in groups.items()
-        ]
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+    unknown = Counter(name for name, _ in events if name not in known)
+    lines = [dict(zip(("pass", "source", "kind"), key, strict=True)) | group._asdict() for key, group in groups.items()]
+    save(arguments.json, record | {"seconds": whole_s, "unknown": unknown, "groups": lines})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,16 @@ LEAST_STEPS = 3  # timed, of every variant: a median of fewer is one measurement
 # Largest difference between a variant's numbers and the first one's, relative to the larger: the parity contract's, by dtype.
 AGREEMENT = {"loss": 1e-5, "grad_norm": 1e-4}
 ROUNDED = {"loss": 2e-2, "grad_norm": 5e-2}  # where one of the two computes in bfloat16 or TF32
-STEPS_SHARE = (
-    0.4  # of a variant's seconds: no step is begun later, so that what it borrowed is for compiling, not for more steps
-)
-BORROWED = (
-    2.5  # equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others
-)
+# Of a variant's seconds: no step is begun later, so that what it borrowed is for compiling, not for more steps.
+STEPS_SHARE = 0.4
+# Equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others.
+BORROWED = 2.5
+CHILD = "--child"  # first argument of a process that measures one variant; the second says which, as JSON
+ALLOCATORS = ("system", "gives-back")  # names of `--allocator`, by whether it gives back
 
 
 class Disagreement(ValueError):
     """A variant computes something else than the first one, or no number at all: its time would compare nothing."""
-
-
-def nothing(_: Any = None) -> Mapping[str, Any]:
-    """No facts."""
-    return {}
 
 
 @dataclass(frozen=True)
@@ -59,8 +54,8 @@ class Prepared:
 
     step: Step
     facts: Mapping[str, Any]
-    check: Callable[[Any], Mapping[str, Any]] = nothing
-    after: Callable[[], Mapping[str, Any]] = nothing
+    check: Callable[[Any], Mapping[str, Any]] = lambda _: {}
+    after: Callable[[], Mapping[str, Any]] = dict
 
 
 @dataclass(frozen=True)
@@ -69,39 +64,57 @@ class Bench:
 
     Attributes:
         module: that `python -m` runs.
-        about: one line.
+        about: its first line is shown.
         variants: by name; a variant takes the problem, resolved. The first is what the others' times are divided by.
         problems: by name, one line each.
         reads_configs: a problem may also be a run's config file, given as `--config`.
-        resolve: makes of a problem's name what its variants are given; called once, in the process that measures nothing.
+        resolve: makes of a problem's name what its variants are given, or raises ValueError; called once, in the process that
+            measures nothing. As it comes: the name itself.
     """
 
     module: str
-    about: str
+    about: str | None
     variants: Mapping[str, Callable[[str], Prepared]]
     problems: Mapping[str, str]
     reads_configs: bool = False
-    resolve: Callable[[str], str] = field(default=str)
+    resolve: Callable[[str], str] = str
 
 
-def agree(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def agree(ours: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """Holds a variant's numbers to the first one's.
 
     Args:
-        found, expected: records; `dtype` says how exact they are, `loss` and `grad_norm` are compared where `found` has them.
+        ours, first: records; `dtype` says how exact they are, `loss` and `grad_norm` are compared where `ours` has them.
 
     Raises:
         Disagreement: one is not finite, the first variant has none, or they are too far apart.
     """
-    exact = all(record.get("dtype", "float32") == "float32" for record in (found, expected))
+    exact = all(record.get("dtype", "float32") == "float32" for record in (ours, first))
     for name, tolerance in (AGREEMENT if exact else ROUNDED).items():
-        if name not in found:
+        if name not in ours:
             continue  # a matmul beside an update
-        ours, theirs = expected.get(name, math.nan), found[name]
-        if not (math.isfinite(ours) and math.isfinite(theirs) and math.isclose(ours, theirs, rel_tol=tolerance)):
+        value, expected = ours[name], first.get(name, math.nan)
+        finite = math.isfinite(value) and math.isfinite(expected)
+        if not finite or not math.isclose(value, expected, rel_tol=tolerance):
             raise Disagreement(
-                f"{name} {theirs} here, {ours} in the first variant: expected finite, and {tolerance:g} apart"
+                f"{name} {value} here, {expected} in the first variant: expected finite, and {tolerance:g} apart"
             )
+
+
+def milliseconds(step: Step, steps: int, until: float = math.inf) -> list[float]:
+    """Of each of so many steps, `LEAST_STEPS` at least; no step beyond those is begun after `until` of `time.monotonic()`."""
+    times: list[float] = []
+    while len(times) < LEAST_STEPS or (len(times) < steps and time.monotonic() < until):
+        started = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def best_ms(step: Step, steps: int = LEAST_STEPS) -> float:
+    """Least milliseconds of some steps, after one that compiles."""
+    step()
+    return min(milliseconds(step, steps))
 
 
 def measure(
@@ -114,40 +127,25 @@ def measure(
 
     Args:
         prepared: the variant.
-        steps: timed, after the first; at least `LEAST_STEPS`.
-        until: of `time.monotonic()`; no step beyond the least number is begun after it.
+        steps, until: see `milliseconds`.
         expected: the first variant's record; None for the first variant itself.
 
     Raises:
         Disagreement: see `agree`.
     """
-    resident_memory.trim()
-    resident_memory.forget_peak()  # reading weights is not the work
+    _count_peak_anew()  # reading weights is not the work
     started = time.perf_counter()
     result = prepared.step()
     first_s, first_peak = time.perf_counter() - started, _process_peak()
     facts = {**prepared.facts, **prepared.check(result)}
     agree(facts, facts if expected is None else expected)
     del result
-    resident_memory.trim()
-    resident_memory.forget_peak()
-    milliseconds = []
-    while len(milliseconds) < LEAST_STEPS or (len(milliseconds) < steps and time.monotonic() < until):
-        started = time.perf_counter()
-        prepared.step()
-        milliseconds.append(1e3 * (time.perf_counter() - started))
-    median = statistics.median(milliseconds)
-    record = {
-        "steps": len(milliseconds),
-        "median_ms": median,
-        "min_ms": min(milliseconds),
-        "max_ms": max(milliseconds),
-        "first_step_s": first_s,
-        "first_step_peak_bytes": first_peak,
-        "process_peak_bytes": _process_peak(),
-        "device_peak_bytes": _device_peak(),
-        **facts,
-    }
+    _count_peak_anew()
+    times = milliseconds(prepared.step, steps, until)
+    median = statistics.median(times)
+    record = {"steps": len(times), "median_ms": median, "min_ms": min(times), "max_ms": max(times)}
+    record |= {"first_step_s": first_s, "first_step_peak_bytes": first_peak}
+    record |= {"process_peak_bytes": _process_peak(), "device_peak_bytes": _device_peak(), **facts}
     record |= prepared.after()
     if "flops" in record:
         record["teraflops_per_second"] = record["flops"] / median * 1e-9
@@ -156,6 +154,14 @@ def measure(
     if "floor_ms" in record:
         record["times_floor"] = median / record["floor_ms"]
     return record
+
+
+def _count_peak_anew() -> None:
+    """Of the process, and of PyTorch's device; JAX has no such call."""
+    resident_memory.trim()
+    resident_memory.forget_peak()
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _process_peak() -> int:
@@ -174,6 +180,21 @@ def _device_peak() -> int | None:
     return None
 
 
+def torch_device() -> str:
+    """Where PyTorch's variants run."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def wait_for_torch() -> None:
+    """Returns when PyTorch's device is done."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def run_child(
     bench: Bench,
     variant: str,
@@ -181,7 +202,7 @@ def run_child(
     steps: int,
     limit_s: float,
     expected: Mapping[str, Any] | None = None,
-    gives_back: bool = False,
+    allocator: str = ALLOCATORS[0],
 ) -> dict[str, Any]:
     """A variant's record from a fresh process; `error` when it has none.
 
@@ -190,14 +211,13 @@ def run_child(
         problem: resolved.
         steps, expected: see `measure`.
         limit_s: seconds after which it is ended.
-        gives_back: see `--allocator`.
+        allocator: see `--allocator`.
     """
     if limit_s <= 0:
         return {"error": "left out: the seconds were over"}
-    command = [sys.executable, "-m", bench.module, "--child", variant, "--problem", problem, "--steps", str(steps)]
-    command += ["--limit", str(STEPS_SHARE * limit_s), "--allocator", ALLOCATORS[gives_back]]
-    if expected is not None:
-        command += ["--expect", json.dumps(expected)]
+    given = {"variant": variant, "problem": problem, "steps": steps, "limit_s": STEPS_SHARE * limit_s}
+    given |= {"allocator": allocator, "expected": expected}
+    command = [sys.executable, "-m", bench.module, CHILD, json.dumps(given)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit_s)
@@ -208,54 +228,102 @@ def run_child(
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _child(
+    bench: Bench,
+    variant: str,
+    problem: str,
+    steps: int,
+    limit_s: float,
+    allocator: str,
+    expected: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The record of the variant that this process was started for; see `run_child`."""
+    until = time.monotonic() + limit_s
+    if allocator == ALLOCATORS[True]:
+        resident_memory.give_back_early()
+    return measure(bench.variants[variant](problem), steps, until, expected)
+
+
 def compared(record: Mapping[str, Any]) -> dict[str, Any]:
     """What `agree` needs of a record; nothing where the variant has no record."""
     return {name: record[name] for name in (*AGREEMENT, "dtype") if name in record}
 
 
-def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """A line of the table; the ratio is this variant's time over the first one's."""
-    if "error" in record:
-        return f"| {name} | {record['error']} | | | | | |"
-    ratio = f"{record['median_ms'] / first['median_ms']:.2f}" if "median_ms" in first else "-"
-    peak = record["device_peak_bytes"] or record["process_peak_bytes"]
-    rates = [f"{scale * record[name]:.1f} {unit}" for name, scale, unit in RATES if name in record]
-    span = f"{record['min_ms']:.1f} to {record['max_ms']:.1f}"
-    cells = (
-        f"{record['median_ms']:.1f}",
-        f"{record['steps']}",
-        span,
-        ratio,
-        f"{peak / 1e6:.0f}",
-        ", ".join(rates) or "-",
-    )
-    return f"| {name} | {' | '.join(cells)} |"
+def line(*cells: Any) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
 
 
+def header(*names: str) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{line(*names)}\n|{'---|' * len(names)}"
+
+
+HEADER = header("variant", "median ms", "of steps", "min to max", "times the first", "peak MB", "rate")
 RATES = (
     ("teraflops_per_second", 1e3, "GFLOP/s"),
     ("tokens_per_second", 1, "tokens/s"),
     ("times_floor", 1, "times the floor"),
+    ("half_masked_ms", 1, "ms with half of the tokens masked"),
 )
-HEADER = (
-    "| variant | median ms | of steps | min to max | times the first | peak MB | rate |\n|---|---|---|---|---|---|---|"
-)
-ALLOCATORS = ("system", "gives-back")  # names of `--allocator`, by whether it gives back
 
 
-def main(bench: Bench, argv: list[str] | None = None) -> None:
-    """The benchmark's command line."""
-    parser = argparse.ArgumentParser(prog=f"python -m {bench.module}", description=bench.about)
+def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """A line of `HEADER`'s table; the ratio is this variant's time over the first one's."""
+    if "error" in record:
+        return f"| {name} | {record['error']} | | | | | |"
+    ratio = f"{record['median_ms'] / first['median_ms']:.2f}" if "median_ms" in first else "-"
+    peak = record["device_peak_bytes"] or record["process_peak_bytes"]
+    rates = [f"{scale * record[key]:.1f} {unit}" for key, scale, unit in RATES if key in record]
+    span = f"{record['min_ms']:.1f} to {record['max_ms']:.1f}"
+    median = f"{record['median_ms']:.1f}"
+    return line(name, median, record["steps"], span, ratio, f"{peak / 1e6:.0f}", ", ".join(rates) or "-")
+
+
+def command_parser(
+    module: str, about: str | None, parents: Sequence[argparse.ArgumentParser] = ()
+) -> argparse.ArgumentParser:
+    """A parser that calls itself by its module; `about`: its first line is shown."""
+    about = (about or "").partition("\n")[0]
+    return argparse.ArgumentParser(prog=f"python -m {module}", description=about, parents=parents)
+
+
+def command_of(module: str, argv: Sequence[str] | None) -> str:
+    """The command as it was typed; `argv`: None where it was typed in a shell."""
+    return " ".join(["python -m", module, *(sys.argv[1:] if argv is None else argv)])
+
+
+def selected(option: str, text: str | None, known: Collection[str]) -> list[str]:
+    """The names that an option lists, or all where it is not given.
+
+    Raises:
+        SystemExit: one is unknown; says which there are.
+    """
+    names = text.split(",") if text else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"{option} {unknown[0]!r}: expected some of {', '.join(known)}")
+    return names
+
+
+def save(file: str | Path | None, record: Mapping[str, Any]) -> None:
+    """Writes the raw data, where a file is asked for; after each result, so that a run that is stopped leaves what it has."""
+    if file:
+        Path(file).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def parser_of(bench: Bench, parents: Sequence[argparse.ArgumentParser] = ()) -> argparse.ArgumentParser:
+    """The benchmark's own arguments, and those of `parents`."""
+    parser = command_parser(bench.module, bench.about, parents)
     parser.add_argument("--problem", default=next(iter(bench.problems)), help=", ".join(bench.problems))
     if bench.reads_configs:
         parser.add_argument(
             "--config", dest="problem", metavar="FILE", help="a run's config: its sizes are the problem"
         )
-    parser.add_argument("--variants", default=",".join(bench.variants))
+    parser.add_argument("--variants", help=f"of {', '.join(bench.variants)}; all of them otherwise")
+    parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
     parser.add_argument("--steps", type=int, default=10, help=f"timed; at least {LEAST_STEPS}")
     parser.add_argument("--limit", type=float, default=600, help="seconds a variant may take")
     parser.add_argument("--seconds", type=float, default=math.inf, help="that all variants may take, shared fairly")
-    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--resume", action="store_true", help="keep the variants that --json FILE already has")
     parser.add_argument(
         "--allocator",
@@ -263,56 +331,47 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
         default=ALLOCATORS[0],
         help="of every variant, peers too: the system's as it comes, or made to give freed memory back, as jax_grpo.train does",
     )
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--expect", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(bench: Bench, argv: list[str] | None = None, parents: Sequence[argparse.ArgumentParser] = ()) -> None:
+    """The benchmark's command line."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == [CHILD]:
+        print(json.dumps(_child(bench, **json.loads(words[1]))))
+        return
+    started, parser = time.monotonic(), parser_of(bench, parents)
+    arguments = parser.parse_args(words)
     if arguments.steps < LEAST_STEPS:
         parser.error(f"--steps {arguments.steps}: expected at least {LEAST_STEPS}")
-    known = arguments.child or arguments.problem in bench.problems
-    if not known and not (bench.reads_configs and arguments.problem.endswith(".yaml")):
+    names = selected("--variants", arguments.variants, bench.variants)
+    if bench.resolve is str and arguments.problem not in bench.problems:
         parser.error(f"--problem {arguments.problem!r}: expected one of {', '.join(bench.problems)}")
-    started = time.monotonic()
-    if arguments.child:
-        if arguments.allocator == ALLOCATORS[True]:
-            resident_memory.give_back_early()
-        prepared = bench.variants[arguments.child](arguments.problem)
-        expected = json.loads(arguments.expect) if arguments.expect else None
-        print(json.dumps(measure(prepared, arguments.steps, started + arguments.limit, expected)))
-        return
-    chosen = arguments.variants.split(",")
-    if unknown := [name for name in chosen if name not in bench.variants]:
-        raise SystemExit(f"--variants {unknown[0]!r}: expected some of {', '.join(bench.variants)}")
-    command = f"python -m {bench.module} {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
-    here, resolved = machine(), bench.resolve(arguments.problem)
-    print(
-        f"# {command}\n# {bench.problems.get(arguments.problem, 'the sizes of that config')}\n# {line_of(here)}\n{HEADER}"
-    )
-    record: dict[str, Any] = {
-        "command": command,
-        "problem": arguments.problem,
-        "resolved": resolved,
-        "allocator": arguments.allocator,
-        "machine": here,
-        "variants": {},
-    }
-    kept = _kept(arguments.json, record) if arguments.resume and arguments.json else {}
-    found = record["variants"]
-    for number, name in enumerate(chosen):
+    try:
+        resolved = bench.resolve(arguments.problem)
+    except ValueError as error:
+        parser.error(str(error))
+    record: dict[str, Any] = {"command": command_of(bench.module, argv), "problem": arguments.problem}
+    record |= {"resolved": resolved, "allocator": arguments.allocator, "machine": machine(), "variants": {}}
+    about = bench.problems.get(arguments.problem, "the sizes of that problem")
+    print(f"# {record['command']}\n# {about}\n# {line_of(record['machine'])}\n{HEADER}")
+    earlier = _earlier(arguments.json, record) if arguments.resume and arguments.json else {}
+    results = record["variants"]
+    for number, name in enumerate(names):
         left_s = arguments.seconds - (time.monotonic() - started)
-        limit_s = min(arguments.limit, left_s, BORROWED * left_s / (len(chosen) - number))
-        expected = compared(found[chosen[0]]) if number else None
-        gives_back = arguments.allocator == ALLOCATORS[True]
-        found[name] = kept.get(name) or run_child(bench, name, resolved, arguments.steps, limit_s, expected, gives_back)
-        print(row(name, found[name], found[chosen[0]]), flush=True)
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        limit_s = min(arguments.limit, left_s, BORROWED * left_s / (len(names) - number))
+        expected = compared(results[names[0]]) if number else None
+        how = (arguments.steps, limit_s, expected, arguments.allocator)
+        results[name] = earlier.get(name) or run_child(bench, name, resolved, *how)
+        print(row(name, results[name], results[names[0]]), flush=True)
+        save(arguments.json, record)
 
 
-def _kept(file: str, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _earlier(file: str, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Variants without an error in an earlier run's data of the same problem, on the same machine, with the same allocator."""
     earlier = json.loads(Path(file).read_text()) if Path(file).exists() else {}
     if any(earlier.get(name) != record[name] for name in ("problem", "resolved", "allocator")):
         return {}
     if earlier["machine"].get("processor") != record["machine"]["processor"]:
         return {}
-    return {name: record for name, record in earlier["variants"].items() if "error" not in record}
+    return {name: variant for name, variant in earlier["variants"].items() if "error" not in variant}

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_grpo.bench import update_problem
-from jax_grpo.bench.harness import Bench, Prepared, main
-from jax_grpo.bench.update_problem import Problem, about, arrays, problem_of, resolver
+from jax_grpo.bench import problems
+from jax_grpo.bench.harness import Prepared, main
+from jax_grpo.bench.problems import Problem, batch_of, bench_of, problem_of
 from jax_grpo.config import Config
 
 PROMPT_TOKENS = 64  # at most; fewer than 49 would be another width, with programs of its own to compile
@@ -32,13 +33,11 @@ PROBLEMS = {
     "tiny": Problem(1, 2, 16, 50257, 2, 2, PROMPT_TOKENS, 4),
 }
 CHUNKED = {"implementation": "chunked", "chunk_tokens": 256, "chunk_vocab": 8192}
-ABOUT = about(PROBLEMS, {})
 
 
-def config_of(problem: Problem, *, remat: bool = False, **sections: Any) -> Config:
-    """A run of the problem; keywords replace sections."""
-    shared = update_problem.config_of(problem._replace(prompt=LONGEST)).model_dump()
-    return Config.model_validate(shared | {"model": shared["model"] | {"remat": remat}} | sections)
+def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
+    """A run of the problem; keywords replace settings by section."""
+    return problems.config_of(problem._replace(prompt=LONGEST), **sections)
 
 
 def positions(config: Config) -> list[Any]:
@@ -49,52 +48,46 @@ def positions(config: Config) -> list[Any]:
     from jax_grpo.tokenizer import Tokenizer
 
     tokenizer, task = Tokenizer.load(config.model.tokenizer), make_task(config.task)
-    found = read_packaged("train")[:LOOKED_AT]
-    lengths = map(len, tokenizer.encode_batch([task.prompt(position, 0).text for position in found]))
+    packaged = read_packaged("train")[:LOOKED_AT]
+    lengths = map(len, tokenizer.encode_batch([task.prompt(position, 0).text for position in packaged]))
     width = padded_length(PROMPT_TOKENS)
-    return [position for position, length in zip(found, lengths, strict=True) if padded_length(length) == width]
+    return [position for position, length in zip(packaged, lengths, strict=True) if padded_length(length) == width]
 
 
-def _jax(name: str, *, remat: bool = False, **sections: Any) -> Prepared:
+def _jax(name: str, **sections: Mapping[str, Any]) -> Prepared:
     import jax
-    import jax.numpy as jnp
 
-    from jax_grpo.batch import Batch, GroupedTokens
+    from jax_grpo.batch import Batch
     from jax_grpo.prompts import PromptDataset
     from jax_grpo.trainer import Trainer
 
     problem = problem_of(name)
-    config = config_of(problem, remat=remat, **sections)
+    config = config_of(problem, **sections)
     trainer = Trainer(config)
     trainer.dataset = PromptDataset(positions(config), config.seed)
-    kept: dict[str, Any] = {"iteration": 0}
+    latest: dict[str, Any] = {"iteration": 0}
 
     def run() -> Batch:
-        kept["metrics"], _, batch = trainer.iterate(kept["iteration"])
+        latest["metrics"], _, batch = trainer.iterate(latest["iteration"])
         jax.block_until_ready(trainer.state)
-        kept["iteration"] += 1
+        latest["iteration"] += 1
         return batch
 
     def check(batch: Batch) -> dict[str, Any]:
         """The loss of the batch that the peers have too, by the update that the first iteration has compiled."""
-        length = kept["metrics"]["completion_length/mean"]
+        length = latest["metrics"]["completion_length/mean"]
         assert length > 0.95 * problem.completion, "completions are of (nearly) full length"
-        data = {name: jnp.asarray(x) for name, x in arrays(problem).items()}
-        known = GroupedTokens(
-            data["prompt"], jnp.ones_like(data["prompt"]), data["completion"], jnp.ones_like(data["completion"])
-        )
-        shapes = [jax.tree.map(jnp.shape, tokens) for tokens in (known, batch.tokens)]
-        assert shapes[0] == shapes[1], "prompts of one width"
-        known = dataclasses.replace(
-            batch, tokens=known, mask_BS=jnp.ones_like(batch.mask_BS), advantages_B=data["advantages"],
-            ref_logp_BS=data["ref_logp"], stopped_B=jnp.ones_like(batch.stopped_B),
-        )  # fmt: skip
-        trainer.state, metrics = trainer.update(trainer.state, known)
-        return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
+        given = batch_of(problem)
+        on_policy = {"old_logp_BS": batch.old_logp_BS, "sampling_logp_BS": batch.sampling_logp_BS}
+        given = dataclasses.replace(given, mask_BS=given.mask_BS.astype(batch.mask_BS.dtype), **on_policy)
+        arrays = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (given, batch)]
+        assert arrays[0] == arrays[1], "prompts of one width, for which the update is compiled"
+        trainer.state, metrics = trainer.update(trainer.state, given)
+        return {key: float(metrics[key]) for key in ("loss", "grad_norm")}
 
     def after() -> dict[str, Any]:
         phases = ("rollout", "reward", "score", "update")
-        return {"last_iteration": {f"{phase}_ms": 1e3 * kept["metrics"][f"time/{phase}"] for phase in phases}}
+        return {"last_iteration": {f"{phase}_ms": 1e3 * latest["metrics"][f"time/{phase}"] for phase in phases}}
 
     facts = {"dtype": problem.dtype, "device": str(jax.devices()[0]), "lm_head": config.lm_head.model_dump()}
     return Prepared(run, facts, check, after)
@@ -118,9 +111,7 @@ def save_for_trl(name: str, to: str) -> None:
 
 def _trl(name: str, *, fused_head: bool) -> Prepared:
     """`GRPOTrainer.train` itself, held after each step by a callback, so that steps can be timed one by one."""
-    from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl.trainer.grpo_trainer import GRPOTrainer
 
     from jax_grpo.bench import trl_peer
 
@@ -137,19 +128,10 @@ def _trl(name: str, *, fused_head: bool) -> Prepared:
             done.release()
             go.acquire()
 
-    trainer = GRPOTrainer(
-        model=str(folder),
-        args=trl_peer.arguments_of(
-            problem, folder, problem.prompts * problem.group, max_steps=1000, save_strategy="no", logging_strategy="no",
-            disable_tqdm=True,
-        ),
-        reward_funcs=lambda completions, **_: [len(set(text)) / 100 for text in completions],
-        train_dataset=Dataset.from_dict({"prompt": json.loads((folder / "prompts.json").read_text())}),
-        processing_class=tokenizer,
-        callbacks=[OneByOne()],
+    trainer = trl_peer.trainer_of(
+        problem, folder, tokenizer, json.loads((folder / "prompts.json").read_text()), fused_head=fused_head,
+        callbacks=[OneByOne()], max_steps=1000, save_strategy="no", logging_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    if not fused_head:
-        trl_peer.use_plain_head(trainer)
 
     def train() -> None:
         try:
@@ -170,27 +152,26 @@ def _trl(name: str, *, fused_head: bool) -> Prepared:
             raise failed[0]
 
     def check(_: None) -> dict[str, float]:
-        micro_batches = trl_peer.inputs_of(problem, off_policy=False)
-        found = trl_peer.backward(trainer, problem, micro_batches)
+        results = trl_peer.backward(trainer, problem, trl_peer.inputs_of(problem, off_policy=False))
         assert trainer.model is not None
         trainer.model.zero_grad()
-        return found
+        return results
 
     return Prepared(run, {"dtype": problem.dtype}, check)
 
 
-BENCH = Bench(
+BENCH = bench_of(
     "jax_grpo.bench.iteration",
-    "A whole GRPO iteration beside TRL's.",
+    __doc__,
     {
         "jax_grpo": _jax,
         "jax_grpo-chunked": lambda name: _jax(name, lm_head=CHUNKED),
-        "jax_grpo-chunked-remat": lambda name: _jax(name, lm_head=CHUNKED, remat=True),
+        "jax_grpo-chunked-remat": lambda name: _jax(name, lm_head=CHUNKED, model={"remat": True}),
         "TRL": lambda name: _trl(name, fused_head=True),
         "TRL-plain-head": lambda name: _trl(name, fused_head=False),
     },
-    ABOUT,
-    resolve=resolver(PROBLEMS, {}),
+    PROBLEMS,
+    {},
 )
 
 if __name__ == "__main__":

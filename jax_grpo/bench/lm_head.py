@@ -1,108 +1,67 @@
-"""Memory of LM heads compiled for a GPU, which need not be there; and on a device that is, their time and peak bytes.
+"""LM heads: their memory compiled for a GPU, which need not be there; and on a device that is, their time and peak, with peers.
 
-Each variant runs in a process of its own, so that no other's arrays, workspace or peak are in its numbers. The memory is that
-of one program, from arguments to gradients; time is the median of the steps, each waited for.
+    JAX_PLATFORMS=cpu python -m jax_grpo.bench.lm_head --shape s2 --target rtx4090 --json s2.json
+    python -m jax_grpo.bench.lm_head --shape s2 --target local --json s2.json
+
+A head gives GRPO's clipped loss, summed over tokens and divided by T, and its gradients in hidden states and embedding. Baselines
+are written as trainers write them, and `best` as well as it can be. Peers are PyTorch's compiled plain head and Liger's fused
+linear GRPO loss, which needs a GPU.
 """
 
 import argparse
+import functools
 import json
-import os
 import statistics
-import subprocess
-import sys
-import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from jax_grpo import targets
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo import aot, targets
+from jax_grpo.bench import harness
+from jax_grpo.bench.harness import Bench, Prepared, milliseconds, torch_device, wait_for_torch
 from jax_grpo.bench.machine import line_of, machine
-from jax_grpo.process_failure import failure
+from jax_grpo.bench.problems import ADVANTAGE
+from jax_grpo.config_sections import ObjectiveConfig
+from jax_grpo.flops import BACKWARD
+from jax_grpo.flops import head as head_flops
+from jax_grpo.layers import VOCAB_MULTIPLE
+from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
+from jax_grpo.lm_head.loops import IDLE, LEARNS
+from jax_grpo.lm_head.tiles import WHOLE, Tiling
+from jax_grpo.objective import surrogate
 
+OBJECTIVE = ObjectiveConfig()
+SEQUENCE = 128  # tokens that share an advantage
+STEPS = 20  # of the problem with half of its tokens masked
 PARAM_DTYPES = ("bfloat16", "float32")
-STEPS = 20
-MASKED = (0.0, 0.5)
-PEERS = ("torch-compile", "liger")
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m jax_grpo.bench.lm_head", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--shape", default="s2", help="s1, s2, or T,H,V")
-    parser.add_argument("--target", default="local", choices=[*targets.known(), "local"])
-    parser.add_argument("--implementation", help="comma-separated variants; all of them otherwise")
-    parser.add_argument("--param-dtype", default="bfloat16", choices=PARAM_DTYPES, help="of the embedding")
-    parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+class Shape(NamedTuple):
+    """T tokens, H width, V rows of the embedding, of which `vocab_size` are tokens; the dtype that the embedding is stored in."""
+
+    tokens: int
+    width: int
+    rows: int
+    vocab_size: int
+    param_dtype: str = "bfloat16"
 
 
-def compiled_record(name: str, shape: Any, param_dtype: str, target: str) -> dict[str, Any]:
-    """What a variant's loss and gradients need on the target, in bytes."""
-    import jax
-    import jax.numpy as jnp
-
-    from jax_grpo import aot
-    from jax_grpo.bench.lm_head_variants import VARIANTS, abstract
-
-    step = jax.value_and_grad(VARIANTS[name](shape), argnums=(0, 1))
-    report = aot.compile_for(target, step, *abstract(shape, jnp.bfloat16, jnp.dtype(param_dtype))).report
-    return {
-        "arguments": report.arguments,
-        "outputs": report.outputs,
-        "temporaries": report.temporaries,
-        "total": report.total,
-        "largest": [[buffer.size, buffer.kind, *buffer.shapes] for buffer in report.buffers[:5]],
-        "float32_dots": len(report.wide_dots),
-        "kernels": [vars(kernel) for kernel in report.kernels],
-    }
+SHAPES = {
+    "s2": Shape(16384, 768, 50304, 50257),
+    "s1": Shape(8192, 4096, 151936, 151936),
+    "tiny": Shape(256, 64, 256, 256),
+}
 
 
-def measured_record(name: str, shape: Any, param_dtype: str) -> dict[str, Any]:
-    """Medians in milliseconds and peak bytes of a variant on the first device here; checks that it computed something."""
-    import jax
-    import jax.numpy as jnp
-
-    from jax_grpo.bench.lm_head_variants import VARIANTS, problem
-    from jax_grpo.flops import BACKWARD, head
-
-    device = jax.devices()[0]
-    record: dict[str, Any] = {"device": device.device_kind}
-    for masked in MASKED:
-        hidden_TH, embedding_VH, rows = problem(shape, jnp.bfloat16, jnp.dtype(param_dtype), masked)
-        step = jax.jit(jax.value_and_grad(VARIANTS[name](shape), argnums=(0, 1)))
-        _, grads = jax.block_until_ready(step(hidden_TH, embedding_VH, rows))
-        norms = [float(jnp.linalg.norm(g.astype(jnp.float32))) for g in grads]
-        assert all(0 < norm < float("inf") for norm in norms), f"{name}: gradient norms {norms}"
-        milliseconds = []
-        for _ in range(STEPS):
-            grads = None  # the previous gradients must not be alive beside the next
-            started = time.perf_counter()
-            _, grads = jax.block_until_ready(step(hidden_TH, embedding_VH, rows))
-            milliseconds.append(1e3 * (time.perf_counter() - started))
-        flops = (1 + BACKWARD) * head((1 - masked) * shape.tokens, shape.width, shape.rows)
-        median = statistics.median(milliseconds)
-        record[f"masked {masked:.0%}"] = {
-            "median_ms": median,
-            "min_ms": min(milliseconds),
-            "max_ms": max(milliseconds),
-            "teraflops_per_second_of_three_matmuls": flops / median * 1e-9,
-            "gradient_norms": norms,
-        }
-    # Absent on the CPU, whose allocator keeps no such count.
-    record["peak_bytes_in_use"] = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    return record
-
-
-def parse_shape(text: str) -> Any:
-    """A `Shape` by name, or of T,H,V with the embedding padded as the model pads it.
+def parse_shape(text: str) -> Shape:
+    """A shape by name, or of T,H,V with the embedding padded as the model pads it.
 
     Raises:
         ValueError: neither; says what was expected.
     """
-    from jax_grpo.bench.lm_head_variants import SHAPES, Shape
-    from jax_grpo.layers import VOCAB_MULTIPLE
-
     if text in SHAPES:
         return SHAPES[text]
     try:
@@ -114,88 +73,314 @@ def parse_shape(text: str) -> Any:
     return Shape(tokens, width, -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE, vocab)
 
 
-def run_child(arguments: argparse.Namespace) -> dict[str, Any]:
-    """One variant's record, in this process."""
-    shape = parse_shape(arguments.shape)
-    if arguments.child in PEERS:
-        from jax_grpo.bench.lm_head_peers import peer_record
+class Rows(NamedTuple):
+    """Per token [T]."""
 
-        return peer_record(arguments.child, shape, arguments.param_dtype, STEPS, MASKED)
-    if arguments.target == "local":
-        return measured_record(arguments.child, shape, arguments.param_dtype)
-    return compiled_record(arguments.child, shape, arguments.param_dtype, arguments.target)
+    targets: jax.Array
+    advantages: jax.Array
+    old_logp: jax.Array
+    mask: jax.Array
 
 
-def run_variant(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One variant's record, from a fresh process; `error` when it has none."""
-    command = [sys.executable, "-m", "jax_grpo.bench.lm_head", "--child", name, "--shape", arguments.shape]
-    command += ["--target", arguments.target, "--param-dtype", arguments.param_dtype]
-    environment = dict(os.environ)
-    if arguments.target != "local":
-        environment["JAX_PLATFORMS"] = "cpu"  # with a GPU platform asked for, JAX looks for a driver first
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        return {"error": failure(done.stderr, done.returncode)}
-    return json.loads(done.stdout.splitlines()[-1])
+def _typical(hidden_TH, embedding_VH, targets_T):
+    logp_TV = jax.nn.log_softmax((hidden_TH @ embedding_VH.T).astype(jnp.float32))
+    return jnp.take_along_axis(logp_TV, targets_T[:, None], axis=1)[:, 0]
 
 
-def row(name: str, record: dict[str, Any]) -> str:
-    """One line of the table."""
-    if "error" in record:
-        return f"{name:20} {record['error'][:200]}"
-    if "total" in record:
-        sizes = "".join(f"{record[part] / 1e6:10.0f}" for part in ("arguments", "outputs", "temporaries", "total"))
-        kernels = "; ".join(
-            f"{k['name']} {k['registers']} regs, {k['spilled']} B spilled, {k['shared']} B shared"
-            for k in record["kernels"]
+def _plain(hidden_TH, embedding_VH, targets_T):
+    logits_TV = hidden_TH @ embedding_VH.T
+    target_T = jnp.take_along_axis(logits_TV, targets_T[:, None], axis=1)[:, 0].astype(jnp.float32)
+    return target_T - jax.nn.logsumexp(logits_TV.astype(jnp.float32), axis=-1)
+
+
+def _best(hidden_TH, embedding_VH, targets_T):
+    logits_TV = (hidden_TH @ embedding_VH.T).astype(jnp.float32)
+    target_T = jnp.sum(jnp.where(jnp.arange(logits_TV.shape[-1]) == targets_T[:, None], logits_TV, 0), axis=-1)
+    return target_T - jax.nn.logsumexp(logits_TV, axis=-1)
+
+
+BASELINES = {"typical": _typical, "plain": _plain, "best": _best}
+SMALL = Tiling(tokens=4096, vocab=4096)
+
+
+class Head(NamedTuple):
+    """A way to call an implementation: a fused one is given the loss of each token, the others return log-probabilities."""
+
+    implementation: str
+    tiling: Tiling = WHOLE
+    fused: bool = False
+
+    def how(self, shape: Shape) -> dict[str, Any]:
+        return {"vocab_size": shape.vocab_size, "temperature": 1.0, "tiling": self.tiling}
+
+    def logp(self, shape: Shape, hidden_TH: jax.Array, embedding_VH: jax.Array, targets_T: jax.Array) -> jax.Array:
+        """Log-probabilities [T] of the targets. A baseline takes padding rows for tokens, which costs it nothing."""
+        if self.implementation in BASELINES:
+            return BASELINES[self.implementation](hidden_TH, embedding_VH.astype(hidden_TH.dtype), targets_T)
+        head = LM_HEADS[self.implementation]
+        return head(hidden_TH[None], embedding_VH, targets_T[None], **self.how(shape))[0][0]
+
+
+HALF = Tiling(logits_dtype="bfloat16")
+HEADS = {
+    "materialised": Head("materialised"),
+    "materialised-bf16": Head("materialised", HALF),
+    "chunked": Head("chunked", fused=True),
+    "chunked-bf16": Head("chunked", HALF, fused=True),
+    "chunked-two-passes": Head("chunked"),
+    "chunked-small": Head("chunked", SMALL, fused=True),
+    "pallas": Head("pallas", fused=True),
+    "pallas-bf16": Head("pallas", HALF, fused=True),
+    "pallas-small": Head("pallas", SMALL, fused=True),
+} | {name: Head(name) for name in BASELINES}
+
+
+def step_of(name: str, shape: Shape) -> Callable:
+    """The head's loss and its gradients in hidden states and embedding."""
+    head = HEADS[name]
+
+    def losses(rows_C: Rows, _: Any, logp_C: jax.Array, entropy_C: Any = None) -> jax.Array:
+        """Clipped losses of tokens as sequences of length 1, each divided by the tokens of the batch."""
+        old_C1, mask_C1 = rows_C.old_logp[:, None], rows_C.mask[:, None]
+        return surrogate(logp_C[:, None], old_C1, rows_C.advantages, mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
+
+    def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
+        if not head.fused:
+            return jnp.sum(losses(rows, (), head.logp(shape, hidden_TH, embedding_VH, rows.targets)))
+        work_1T = jnp.where(rows.mask > 0, LEARNS, IDLE)[None]
+        tokens = (hidden_TH[None], embedding_VH, rows.targets[None], work_1T)
+        return FUSED_LOSSES[head.implementation](*tokens, losses, rows, (), **head.how(shape))[0]
+
+    return jax.value_and_grad(loss, argnums=(0, 1))
+
+
+def abstract(shape: Shape) -> tuple[Any, Any, Rows]:
+    """Shapes and dtypes of a head's arguments."""
+
+    def of(dtype: Any, *sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    per_token = of(jnp.float32, shape.tokens)
+    rows = Rows(of(jnp.int32, shape.tokens), per_token, per_token, per_token)
+    embedding_VH = of(jnp.dtype(shape.param_dtype), shape.rows, shape.width)
+    return of(jnp.bfloat16, shape.tokens, shape.width), embedding_VH, rows
+
+
+def arrays(shape: Shape, masked: float) -> dict[str, np.ndarray]:
+    """The problem of every implementation, `masked` of its tokens without a loss; logits have standard deviation 2.
+
+    `noise` is what old log-probabilities are off the true ones: 0.3 nats, so that both sides of the clip are met.
+    """
+    rng, tokens = np.random.default_rng(0), shape.tokens
+    advantages = ADVANTAGE + rng.standard_normal(-(-tokens // SEQUENCE), np.float32)
+    return {
+        "hidden": rng.standard_normal((tokens, shape.width), np.float32),
+        "embedding": np.float32(2 / shape.width**0.5) * rng.standard_normal((shape.rows, shape.width), np.float32),
+        "targets": rng.integers(0, shape.vocab_size, tokens).astype(np.int32),
+        "advantages": np.repeat(advantages, SEQUENCE)[:tokens],
+        "noise": np.float32(0.3) * rng.standard_normal(tokens, np.float32),
+        "mask": (rng.random(tokens) >= masked).astype(np.float32),
+    }
+
+
+def problem(shape: Shape, masked: float) -> tuple[jax.Array, jax.Array, Rows]:
+    """A head's arguments; see `arrays`."""
+    hidden, embedding, *per_token = arrays(shape, masked).values()
+    hidden_TH, embedding_VH = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(embedding, shape.param_dtype)
+    targets_T, advantages_T, noise_T, mask_T = map(jnp.asarray, per_token)
+    logp_T = jax.jit(functools.partial(Head("chunked", SMALL).logp, shape))(hidden_TH, embedding_VH, targets_T)
+    return hidden_TH, embedding_VH, Rows(targets_T, advantages_T, logp_T + noise_T, mask_T)
+
+
+def _prepared(shape: Shape, device: str, step_with: Callable[[float], Callable[[], Any]], norm: Callable) -> Prepared:
+    """A variant whose step, made for a share of masked tokens, returns the loss and both gradients; `norm` is theirs."""
+
+    def check(result: Any) -> dict[str, float]:
+        loss, gradients = result
+        return {"loss": float(loss), "grad_norm": float(norm(gradients))}
+
+    def after() -> dict[str, float]:
+        step = step_with(0.5)
+        step()  # compiles
+        return {"half_masked_ms": statistics.median(milliseconds(step, STEPS))}
+
+    flops = (1 + BACKWARD) * head_flops(shape.tokens, shape.width, shape.rows)
+    return Prepared(step_with(0.0), {"dtype": "bfloat16", "device": device, "flops": flops}, check, after)
+
+
+def _jax(name: str, resolved: str) -> Prepared:
+    shape = Shape(*json.loads(resolved))
+
+    def step_with(masked: float) -> Callable[[], Any]:
+        arguments, step = problem(shape, masked), jax.jit(step_of(name, shape))
+        return lambda: jax.block_until_ready(step(*arguments))
+
+    def norm(gradients: Any) -> jax.Array:
+        return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in gradients))
+
+    return _prepared(shape, jax.devices()[0].device_kind, step_with, norm)
+
+
+def _torch_plain(shape: Shape, rows: dict[str, Any]) -> Callable:
+    import torch
+
+    def loss(hidden_TH, embedding_VH):
+        logits_TV = hidden_TH @ embedding_VH[: shape.vocab_size].T
+        logp_TV = torch.log_softmax(logits_TV.float(), dim=-1)
+        ratio_T = torch.exp(logp_TV.gather(1, rows["targets"][:, None])[:, 0] - rows["old_logp"])
+        bounded_T = ratio_T.clamp(1 - OBJECTIVE.epsilon_low, 1 + OBJECTIVE.epsilon_high)
+        surrogate_T = torch.minimum(ratio_T * rows["advantages"], bounded_T * rows["advantages"])
+        return -(surrogate_T * rows["mask"]).sum() / shape.tokens
+
+    return torch.compile(loss)
+
+
+def _liger(shape: Shape, rows: dict[str, Any]) -> Callable:
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # pyright: ignore[reportMissingImports]
+
+    head = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="bnpo")
+    by_sequence = {name: x.view(-1, SEQUENCE) for name, x in rows.items()}
+    share = float(rows["mask"].mean())  # `bnpo` divides by the tokens with a loss, the others by all
+
+    def loss(hidden_TH, embedding_VH):
+        value, _ = head(
+            _input=hidden_TH.view(-1, SEQUENCE, shape.width),
+            lin_weight=embedding_VH[: shape.vocab_size],
+            selected_token_ids=by_sequence["targets"],
+            attention_mask=by_sequence["mask"],
+            advantages=by_sequence["advantages"][:, 0],
+            old_per_token_logps=by_sequence["old_logp"],
         )
-        return f"{name:20}{sizes}{record['float32_dots']:10}  {kernels}"
-    times = "".join(f"{record[f'masked {masked:.0%}']['median_ms']:12.2f}" for masked in MASKED)
-    peak = record["peak_bytes_in_use"]
-    return f"{name:20}{times}{'-' if peak is None else f'{peak / 1e6:.0f}':>12}"
+        return value * share
+
+    return loss
+
+
+def _torch(make: Callable[[Shape, dict[str, Any]], Callable], resolved: str) -> Prepared:
+    """A head of PyTorch's on the same problem.
+
+    Raises:
+        ValueError: the tokens are no whole sequences.
+        ImportError: the peer is not installed.
+    """
+    import torch
+
+    shape, device = Shape(*json.loads(resolved)), torch_device()
+    if shape.tokens % SEQUENCE:
+        raise ValueError(f"{shape.tokens} tokens are no multiple of the peers' sequences of {SEQUENCE}")
+
+    def logp(hidden_CH: Any, targets_C: Any, weights_VH: Any) -> Any:
+        return torch.log_softmax((hidden_CH @ weights_VH.T).float(), -1).gather(1, targets_C[:, None])[:, 0]
+
+    def step_with(masked: float) -> Callable[[], Any]:
+        rows = {name: torch.from_numpy(x).to(device) for name, x in arrays(shape, masked).items()}
+        hidden_TH = rows.pop("hidden").bfloat16().requires_grad_()
+        embedding_VH = rows.pop("embedding").to(getattr(torch, shape.param_dtype)).requires_grad_()
+        rows["targets"] = rows["targets"].long()
+        with torch.no_grad():
+            weights_VH = embedding_VH[: shape.vocab_size].to(hidden_TH.dtype)
+            tiles = zip(hidden_TH.split(1024), rows["targets"].split(1024), strict=True)
+            rows["old_logp"] = torch.cat([logp(*tile, weights_VH) for tile in tiles]) + rows.pop("noise")
+        loss = make(shape, rows)
+
+        def step() -> Any:
+            value = loss(hidden_TH, embedding_VH.to(hidden_TH.dtype))
+            gradients = torch.autograd.grad(value, (hidden_TH, embedding_VH))
+            wait_for_torch()
+            return value.detach(), gradients
+
+        return step
+
+    def norm(gradients: Any) -> Any:
+        return torch.stack([x.float().norm() for x in gradients]).norm()
+
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    return _prepared(shape, name, step_with, norm)
+
+
+VARIANTS = {name: functools.partial(_jax, name) for name in HEADS} | {
+    "torch-compile": functools.partial(_torch, _torch_plain),
+    "liger": functools.partial(_torch, _liger),
+}
+
+
+def bench_of(param_dtype: str) -> Bench:
+    """The benchmark of heads whose embedding is stored in that dtype."""
+    problems = {name: f"T {shape.tokens}, H {shape.width}, V {shape.rows}" for name, shape in SHAPES.items()}
+
+    def resolve(text: str) -> str:
+        return json.dumps(parse_shape(text)._replace(param_dtype=param_dtype))
+
+    return Bench("jax_grpo.bench.lm_head", __doc__, VARIANTS, problems, resolve=resolve)
+
+
+BENCH = bench_of(PARAM_DTYPES[0])
+
+
+def compiled_record(name: str, shape: Shape, target: str) -> dict[str, Any]:
+    """What a head's loss and gradients need on the target, in bytes; `error` where it cannot be compiled."""
+    try:
+        report = aot.compile_for(target, step_of(name, shape), *abstract(shape)).report
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    return {
+        "arguments": report.arguments,
+        "outputs": report.outputs,
+        "temporaries": report.temporaries,
+        "total": report.total,
+        "largest": [[buffer.size, buffer.kind, *buffer.shapes] for buffer in report.buffers[:5]],
+        "float32_dots": len(report.wide_dots),
+        "kernels": [vars(kernel) for kernel in report.kernels],
+    }
+
+
+def compiled_row(name: str, record: dict[str, Any]) -> str:
+    """A line of the table of compiled heads."""
+    if "error" in record:
+        return harness.line(name, record["error"])
+    sizes = (f"{record[column] / 1e6:.0f}" for column in ("arguments", "outputs", "temporaries", "total"))
+    kernels = (
+        f"{k['name']} {k['registers']} registers, {k['spilled']} B spilled, {k['shared']} B shared"
+        for k in record["kernels"]
+    )
+    return harness.line(name, *sizes, record["float32_dots"], "; ".join(kernels))
+
+
+def compile_all(arguments: argparse.Namespace, shape: Shape, command: str) -> None:
+    """A table of the heads' memory on the target, and the raw data; nothing runs."""
+    jax.config.update("jax_platforms", "cpu")  # with a GPU platform asked for, JAX looks for a driver first
+    names = harness.selected("--variants", arguments.variants, HEADS)
+    about = {"shape": arguments.problem, "target": arguments.target, "param_dtype": arguments.param_dtype}
+    record = about | {"jax": jax.__version__, "machine": machine(), "variants": {}}
+    print(f"# {command}\n# {line_of(record['machine'])}")
+    columns = ("arguments MB", "outputs MB", "temporaries MB", "total MB")
+    print(harness.header("head", *columns, "float32 matmuls", "kernels"))
+    for name in names:
+        record["variants"][name] = compiled_record(name, shape, arguments.target)
+        print(compiled_row(name, record["variants"][name]), flush=True)
+        harness.save(arguments.json, record)
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(argv)
-    try:
-        if arguments.child:
-            print(json.dumps(run_child(arguments)))
-            return
-        parse_shape(arguments.shape)
-        from jax_grpo.bench.lm_head_variants import VARIANTS
-
-        known = [*VARIANTS, *PEERS]
-        chosen = arguments.implementation.split(",") if arguments.implementation else list(VARIANTS)
-        if not arguments.implementation and arguments.target == "local":
-            chosen += PEERS
-        if unknown := [name for name in chosen if name not in known]:
-            raise ValueError(f"--implementation {unknown[0]!r}: expected some of {', '.join(known)}")
-    except ValueError as error:
-        raise SystemExit(f"ValueError: {error}") from error
-    local = arguments.target == "local"
-    print(f"# {sys.executable} -m jax_grpo.bench.lm_head {' '.join(sys.argv[1:] if argv is None else argv)}")
-    print(f"# {line_of(machine())}")
-    columns = (
-        [f"masked {m:.0%} ms" for m in MASKED] + ["peak MB"]
-        if local
-        else ["arguments", "outputs", "temps", "total MB", "f32 dots"]
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--shape", dest="problem", default=argparse.SUPPRESS, help="--problem, or T,H,V")
+    options.add_argument("--implementation", dest="variants", default=argparse.SUPPRESS, help="--variants")
+    options.add_argument(
+        "--target", default="local", choices=[*targets.known(), "local"], help="compiled for, or timed"
     )
-    print(f"{'variant':20}" + "".join(f"{column:>{14 if local else 10}}" for column in columns))
-    records = {}
-    for name in chosen:
-        records[name] = run_variant(name, arguments)
-        print(row(name, records[name]), flush=True)
-    if arguments.json:
-        import jax
-
-        about = {
-            "shape": arguments.shape,
-            "target": arguments.target,
-            "param_dtype": arguments.param_dtype,
-            "jax": jax.__version__,
-            "machine": machine(),
-        }
-        Path(arguments.json).write_text(json.dumps(about | {"variants": records}, indent=1) + "\n")
+    options.add_argument("--param-dtype", default=PARAM_DTYPES[0], choices=PARAM_DTYPES, help="of the embedding")
+    given, _ = options.parse_known_args(argv)
+    bench = bench_of(given.param_dtype)
+    if given.target == "local":
+        harness.main(bench, argv, [options])
+        return
+    parser = harness.parser_of(bench, [options])
+    arguments = parser.parse_args(argv)
+    try:
+        shape = parse_shape(arguments.problem)._replace(param_dtype=given.param_dtype)
+    except ValueError as error:
+        parser.error(str(error))
+    compile_all(arguments, shape, harness.command_of(bench.module, argv))
 
 
 if __name__ == "__main__":

@@ -13,21 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ALLOCATOR = re.compile(
-    r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|TCMALLOC_"
-)  # variables that change how memory is allocated
-SQUARE = {"cpu": 2048}  # rows of the matmul whose rate is measured; a GPU needs more to be busy
-SQUARE_ELSEWHERE = 8192
+# Variables that change how memory is allocated.
+ALLOCATOR = re.compile(r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|TCMALLOC_")
 
 
 def processor() -> str:
     """The processor's name as the system gives it, with family and model where it does (`AMD EPYC (family 25, model 17)`)."""
     file = Path("/proc/cpuinfo")
-    found = (
-        dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", file.read_text(), re.M)) if file.exists() else {}
-    )
-    name = found.get("model name") or platform.processor() or platform.machine()
-    return f"{name} (family {found['cpu family']}, model {found['model']})" if "cpu family" in found else name
+    text = file.read_text() if file.exists() else ""
+    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.M))
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})" if "cpu family" in facts else name
 
 
 def machine() -> dict[str, Any]:
@@ -42,18 +38,24 @@ def machine() -> dict[str, Any]:
     }
 
 
-def speeds() -> dict[str, Any]:
-    """JAX's device here, its float32 matmul rate in FLOPs a second and its bandwidth in bytes a second."""
+def square() -> int:
+    """Rows of the square matmul whose rate is measured: a GPU needs more of them to be busy."""
+    import jax
+
+    return 2048 if jax.devices()[0].platform == "cpu" else 8192
+
+
+def speeds(dtype: str = "float32") -> dict[str, Any]:
+    """JAX's device here, its matmul rate in FLOPs a second and its bandwidth in bytes a second."""
     import jax
 
     from jax_grpo import flops
 
     device = jax.devices()[0]
-    size = SQUARE.get(device.platform, SQUARE_ELSEWHERE)
     return {
         "on": device.platform,
         "device": device.device_kind,
-        "peak_flops": flops.measured_peak("float32", size),
+        "peak_flops": flops.measured_peak(dtype, square()),
         "bandwidth": flops.measured_bandwidth(),
     }
 
@@ -64,11 +66,9 @@ def line_of(about: dict[str, Any]) -> str:
     if about.get("on", "cpu") != "cpu":
         parts.insert(0, about["device"])
     if "peak_flops" in about:
-        parts.append(
-            f"{1e-9 * about['peak_flops']:.0f} GFLOP/s, {1e-9 * about['bandwidth']:.1f} GB/s (float32, measured)"
-        )
-    if about.get("allocator"):
-        parts.append(", ".join(f"{name}={value}" for name, value in about["allocator"].items()))
+        rates = f"{1e-9 * about['peak_flops']:.0f} GFLOP/s, {1e-9 * about['bandwidth']:.1f} GB/s"
+        parts.append(f"{rates} (float32, measured)")
+    parts += [f"{name}={value}" for name, value in about.get("allocator", {}).items()]
     return ", ".join(parts)
 
 

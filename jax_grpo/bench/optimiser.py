@@ -5,23 +5,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.bench.harness import Bench, Prepared, main
-from jax_grpo.bench.update_problem import ABOUT, RESOLVE, config_of, problem_of, weights
+from jax_grpo.bench.harness import Prepared, main, torch_device, wait_for_torch
+from jax_grpo.bench.problems import bench_of, config_of, problem_of, weights
 
 
 def _ours(name: str, **update: Any) -> Prepared:
     from jax_grpo.compilation import training_options
     from jax_grpo.optimiser import adamw, kept, moved
 
-    config = config_of(problem_of(name), **update)
+    config = config_of(problem_of(name), update=update).update
     params = {key: jnp.asarray(x) for key, x in weights(problem_of(name)).items()}
     grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
 
     def step(params: Any, moments: Any, finite: jax.Array) -> Any:
-        return moved(config.update, params, grads, moments, jnp.float32(1e-6), finite)
+        return moved(config, params, grads, moments, jnp.float32(1e-6), finite)
 
     jitted = jax.jit(step, donate_argnums=(0, 1), compiler_options=training_options())
-    held = {"state": (params, kept(config.update, adamw(config.update).init(params)))}
+    held = {"state": (params, kept(config, adamw(config).init(params)))}
     del params
 
     def run() -> None:
@@ -36,22 +36,21 @@ def _torch(name: str, implementation: str) -> Prepared:
     from torch_ref.optimiser import build_optimiser
 
     module = torch.nn.ParameterList([torch.from_numpy(x) for x in weights(problem_of(name)).values()])
-    module.to("cuda" if torch.cuda.is_available() else "cpu")
+    module.to(torch_device())
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimiser = build_optimiser(module, config_of(problem_of(name)).update, implementation)
 
     def run() -> None:
         optimiser.step()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait_for_torch()
 
     return Prepared(run, {"parameters": sum(x.numel() for x in module.parameters())})
 
 
-BENCH = Bench(
+BENCH = bench_of(
     "jax_grpo.bench.optimiser",
-    (__doc__ or "").splitlines()[0],
+    __doc__,
     {
         "optax": _ours,
         "optax-bfloat16-moment": lambda name: _ours(name, first_moment_dtype="bfloat16"),
@@ -60,9 +59,6 @@ BENCH = Bench(
         "torch-fused": lambda name: _torch(name, "fused"),
         "torch-definition": lambda name: _torch(name, "definition"),
     },
-    ABOUT,
-    reads_configs=True,
-    resolve=RESOLVE,
 )
 
 if __name__ == "__main__":

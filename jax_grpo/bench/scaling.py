@@ -3,15 +3,14 @@
     python -m jax_grpo.bench.scaling --json scaling.json
 
 One size varies while the others stay. Memory is that of the compiled program's buffers, which is exact; the time is that of
-the fastest step. `fits` says what both should grow like.
+the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `update_bytes` and `rollout_bytes` for memory.
 """
 
-import argparse
 import json
 import math
 import statistics
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +19,81 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo import flops
-from jax_grpo.bench import fits
-from jax_grpo.bench.machine import machine
+from jax_grpo.bench import harness
+from jax_grpo.bench.harness import header, line, milliseconds
+from jax_grpo.bench.machine import machine, speeds
 from jax_grpo.config import Config
+from jax_grpo.flops import Work
 from jax_grpo.memory.shapes import Program, Run, run_of
+from jax_grpo.model import GPT2Config
 
 BASE = {"batch": 32, "length": 32, "width": 128, "depth": 2}
 SIZES = {"batch": (8, 32, 128), "length": (8, 32, 128), "width": (32, 128, 512), "depth": (1, 2, 8)}
 VOCABULARY, PROMPT, GROUP, HEAD_WIDTH = 1024, 16, 4, 32
 STEPS = 3
 PROGRAMS = ("update", "rollout")
+FLOAT32 = 4  # bytes
+# What is compared: a cost's name, the point's key, and the key of what it should grow like.
+COSTS = (("time", "min_ms", "flops"), ("memory", "bytes", "expected_bytes"))
+
+
+def update_bytes(sizes: GPT2Config, work: Work, parameters: int, scores: int) -> float:
+    """Bytes of an optimiser step in float32 that recomputes nothing: weights, gradients, two moments, and what is kept.
+
+        4 (4 N + tokens * 16 L H + 2 L heads * scores + 2 V * predicted)
+
+    Activations a block keeps are those of Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1,
+    without dropout. `scores` are of one head: its (query, key) pairs, masked ones included, since they take memory too.
+    """
+    block = 16 * sizes.hidden_size * work.tokens + 2 * sizes.num_heads * scores
+    return FLOAT32 * (4 * parameters + sizes.num_layers * block + 2 * sizes.vocab_size * work.predicted)
+
+
+def rollout_bytes(sizes: GPT2Config, work: Work, parameters: int, rows: int) -> float:
+    """Bytes of generation in float32: 4 (N + 2 L H * tokens + 2 V * rows), weights, keys and values, one step's logits."""
+    cache = 2 * sizes.num_layers * sizes.hidden_size * work.tokens
+    return FLOAT32 * (parameters + cache + 2 * sizes.vocab_size * rows)
+
+
+def exponents(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Exponents found and expected, of each program's time and memory over each size that has two points or more.
+
+    An exponent is the slope of log(cost) over log(size), by least squares. Those expected are local ones: the formula's own
+    slope over the same sizes. Terms that do not grow with the size (the LM head over depth, weights over the batch) make both
+    smaller than the highest power in the formula.
+    """
+
+    def slope(series: Sequence[Mapping[str, Any]], key: str) -> float:
+        return float(np.polyfit(np.log([p["size"] for p in series]), np.log([p[key] for p in series]), 1)[0])
+
+    results = []
+    for program, over in dict.fromkeys((p["program"], p["over"]) for p in points):
+        series = [p for p in points if (p["program"], p["over"]) == (program, over)]
+        about = {"program": program, "over": over, "sizes": [p["size"] for p in series]}
+        for what, key, formula in COSTS if len(series) > 1 else ():
+            results.append(about | {"what": what, "found": slope(series, key), "expected": slope(series, formula)})
+    return results
+
+
+def exponent_lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A Markdown table; empty where there are none."""
+    lines = [header("program", "over", "cost", "exponent found", "by the formula")] if fits else []
+    for fit in fits:
+        span = f"{fit['over']} {fit['sizes'][0]} to {fit['sizes'][-1]}"
+        lines.append(line(fit["program"], span, fit["what"], f"{fit['found']:.2f}", f"{fit['expected']:.2f}"))
+    return [*lines, ""] if fits else []
 
 
 def config_of(sizes: dict[str, int]) -> Config:
     """A run of these sizes; `batch` counts completions, `length` their tokens."""
-    model = {
-        "vocab_size": VOCABULARY,
-        "tokenizer": "chess",
-        "num_layers": sizes["depth"],
-        "num_heads": max(1, sizes["width"] // HEAD_WIDTH),
-        "hidden_size": sizes["width"],
-        "max_position_embeddings": PROMPT + max(SIZES["length"]),
-    }
-    return Config.model_validate(
-        {
-            "iterations": 10,
-            "run_dir": "none",
-            "model": model,
-            "task": {
-                "prompt_style": "full"
-            },  # its stop rule is not met by random weights: completions have full length
-            "prompts": {"per_iteration": sizes["batch"] // GROUP, "max_prompt_tokens": PROMPT},
-            "rollout": {"group_size": GROUP, "max_new_tokens": sizes["length"]},
-        }
-    )
+    heads, positions = max(1, sizes["width"] // HEAD_WIDTH), PROMPT + max(SIZES["length"])
+    model = {"num_layers": sizes["depth"], "num_heads": heads, "hidden_size": sizes["width"]}
+    model |= {"vocab_size": VOCABULARY, "tokenizer": "chess", "max_position_embeddings": positions}
+    task = {"prompt_style": "full"}  # its stop rule is not met by random weights: completions have full length
+    prompts = {"per_iteration": sizes["batch"] // GROUP, "max_prompt_tokens": PROMPT}
+    rollout = {"group_size": GROUP, "max_new_tokens": sizes["length"]}
+    run = {"iterations": 10, "run_dir": "none", "model": model, "task": task, "prompts": prompts, "rollout": rollout}
+    return Config.model_validate(run)
 
 
 def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -69,73 +109,61 @@ def costs(program: Program, sizes: dict[str, int], run: Run) -> dict[str, Any]:
     compiled = program.function.lower(*program.arguments).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
-    arguments = jax.tree.map(filled, program.arguments)
+    held = {"arguments": jax.tree.map(filled, program.arguments)}
     if program.name == "rollout":
-        *others, caps_P = arguments
-        arguments = (*others, jnp.full_like(caps_P, sizes["length"]))
-    milliseconds = []
-    for number in range(STEPS + 1):
-        started = time.perf_counter()
-        out = jax.block_until_ready(compiled(*arguments))
-        if number:  # the first one warms up
-            milliseconds.append(1e3 * (time.perf_counter() - started))
+        *others, caps_P = held["arguments"]
+        held["arguments"] = (*others, jnp.full_like(caps_P, sizes["length"]))
+
+    def step() -> None:
+        out = jax.block_until_ready(compiled(*held["arguments"]))
         if program.name == "rollout":
             assert int(out.completion_mask_PGC.sum(-1).max()) == sizes["length"], "the loop goes to the cap"
-        if program.name == "update":
-            arguments = (out[0], *arguments[1:])  # the state is donated
-    parameters, prompts = run.resident["parameters"] // fits.FLOAT32, sizes["batch"] // GROUP
+        else:
+            held["arguments"] = (out[0], *held["arguments"][1:])  # the state is donated
+
+    step()  # warms up
+    times = milliseconds(step, STEPS)
+    parameters, prompts = run.resident["parameters"] // FLOAT32, sizes["batch"] // GROUP
     work = flops.completions_work(np.ones((prompts, PROMPT), int), np.ones((prompts, GROUP, sizes["length"]), int))
-    scores = prompts * PROMPT**2 + sizes["batch"] * sizes["length"] * (PROMPT + sizes["length"])
-    expected = {
-        "update": fits.update_bytes(run.architecture, work, parameters, scores),
-        "rollout": fits.rollout_bytes(run.architecture, work, parameters, sizes["batch"]),
-    }
-    passes = {"rollout": 1, "update": 1 + flops.BACKWARD}[program.name]
-    # A rollout reads the weights once a token; an update reads and writes them, their moments and gradients once.
-    moved = {"rollout": sizes["length"] * memory.argument_size_in_bytes, "update": 2 * memory.argument_size_in_bytes}
+    forward = flops.forward(run.architecture, work)
+    if program.name == "rollout":
+        # It reads the weights once a token.
+        moved, needed = sizes["length"] * memory.argument_size_in_bytes, forward
+        expected = rollout_bytes(run.architecture, work, parameters, sizes["batch"])
+    else:
+        # It reads and writes the weights, their moments and gradients once.
+        moved, needed = 2 * memory.argument_size_in_bytes, (1 + flops.BACKWARD) * forward
+        scores = prompts * PROMPT**2 + sizes["batch"] * sizes["length"] * (PROMPT + sizes["length"])
+        expected = update_bytes(run.architecture, work, parameters, scores)
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "program": program.name,
-        "median_ms": statistics.median(milliseconds),
-        "min_ms": min(milliseconds),
-        "bytes": memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes,
-        "expected_bytes": expected[program.name],
-        "flops": passes * flops.forward(run.architecture, work),
-        "traffic_bytes": moved[program.name],
+        "median_ms": statistics.median(times),
+        "min_ms": min(times),
+        "bytes": memory.argument_size_in_bytes + results + memory.temp_size_in_bytes,
+        "expected_bytes": expected,
+        "flops": needed,
+        "traffic_bytes": moved,
         "tokens": sizes["batch"] * sizes["length"],
     }
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m jax_grpo.bench.scaling", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--json", metavar="FILE")
+    parser = harness.command_parser("jax_grpo.bench.scaling", __doc__)
+    parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
     parser.add_argument("--over", default=",".join(SIZES), help="sizes to vary")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no size that would not be done by then")
     parser.add_argument("--resume", action="store_true", help="keep the sizes that --json FILE already has")
     arguments = parser.parse_args(argv)
-    if unknown := [name for name in arguments.over.split(",") if name not in SIZES]:
-        raise SystemExit(f"--over {unknown[0]!r}: expected some of {', '.join(SIZES)}")
-    started, command = time.monotonic(), " ".join(sys.argv[1:] if argv is None else argv)
-    file = Path(arguments.json) if arguments.json else None
-    earlier = json.loads(file.read_text()) if file and arguments.resume and file.exists() else {"points": []}
-    cpu = jax.devices()[0].platform == "cpu"
-    record: dict[str, Any] = {
-        "command": f"python -m jax_grpo.bench.scaling {command}".strip(),
-        "machine": machine(),
-        "device": jax.devices()[0].device_kind,
-        "base": BASE,
-        "peak_flops": flops.measured_peak("float32", 1024 if cpu else 8192),
-        "bandwidth": flops.measured_bandwidth(),
-    }
-    known = {tuple(p["sizes"].values()): [] for p in earlier["points"]}
-    for p in earlier["points"]:
-        if all(q["program"] != p["program"] for q in known[tuple(p["sizes"].values())]):
-            known[tuple(p["sizes"].values())].append(p)
-    wanted = [(over, size) for over in arguments.over.split(",") for size in SIZES[over]]
+    wanted = [(over, size) for over in harness.selected("--over", arguments.over, SIZES) for size in SIZES[over]]
+    started, command = time.monotonic(), harness.command_of("jax_grpo.bench.scaling", argv)
+    file = Path(arguments.json or "")
+    earlier = json.loads(file.read_text()).get("points", []) if arguments.resume and file.is_file() else []
+    record = {"command": command, "machine": machine(), "base": BASE, **speeds()}
+    # By sizes, of each program: the base's sizes are among those of every size that is varied, and are measured once.
+    known = {tuple(p["sizes"].values()): {} for p in earlier}
+    for p in earlier:
+        known[tuple(p["sizes"].values())].setdefault(p["program"], p)
     points, longest_s = [], 0.0
     for number, (over, size) in enumerate(wanted):
         sizes, begun = BASE | {over: size}, time.monotonic()
@@ -144,15 +172,16 @@ def main(argv: list[str] | None = None) -> None:
                 left = ", ".join(f"{over} {size}" for over, size in wanted[number:])
                 raise SystemExit(f"{arguments.seconds:.0f} s were too few for {left}")
             run = run_of(config_of(sizes))
-            known[key] = [costs(program, sizes, run) for program in run.programs if program.name in PROGRAMS]
+            known[key] = {
+                program.name: costs(program, sizes, run) for program in run.programs if program.name in PROGRAMS
+            }
             longest_s = max(longest_s, time.monotonic() - begun)
-        points += [p | {"sizes": sizes, "over": over, "size": size} for p in known[key]]
-        for p in points[-len(PROGRAMS) :]:
+        for p in known[key].values():
+            points.append(p | {"sizes": sizes, "over": over, "size": size})
             print(f"{p['program']:8} {over:7} {size:4} {p['min_ms']:9.1f} ms {p['bytes'] / 1e6:8.1f} MB", flush=True)
-        record |= {"points": points, "exponents": fits.exponents(points)}
-        if file:  # after each size: a run that is stopped leaves what it has
-            file.write_text(json.dumps(record, indent=1) + "\n")
-    print("\n".join(fits.exponent_lines(record["exponents"])))
+        record |= {"points": points, "exponents": exponents(points)}
+        harness.save(arguments.json, record)
+    print("\n".join(exponent_lines(record["exponents"])))
 
 
 if __name__ == "__main__":

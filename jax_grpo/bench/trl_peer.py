@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import selective_log_softmax_and_entropy
 
-from jax_grpo.bench.update_problem import Problem, arrays, config_of, peer_parts, weights
+from jax_grpo.bench.harness import torch_device
+from jax_grpo.bench.problems import Problem, arrays, config_of, peer_parts
 from jax_grpo.config import Config
 
 
@@ -24,11 +25,7 @@ class NotTheSame(ValueError):
     """The config's loss is none that this peer is given."""
 
 
-def device_of() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def arguments_of(problem: Problem, folder: Path, rows: int, **more: Any) -> GRPOConfig:
+def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
     """TRL's settings for the problem's own config.
 
     Raises:
@@ -37,37 +34,50 @@ def arguments_of(problem: Problem, folder: Path, rows: int, **more: Any) -> GRPO
     config = config_of(problem)
     plain = Config.model_validate({"iterations": 1, "run_dir": "none", "model": config.model.model_dump()})
     objective, kl = config.objective, config.kl
-    same = {"epsilon_low": objective.epsilon_low, "epsilon_high": objective.epsilon_high}
-    if (
-        objective.model_dump() | same != plain.objective.model_dump() | same
-        or kl.estimator != "k3"
-        or kl.importance_corrected
-    ):
+    bounds = {"epsilon_low": objective.epsilon_low, "epsilon_high": objective.epsilon_high}
+    same_objective = objective.model_dump() == plain.objective.model_dump() | bounds
+    if not same_objective or kl.estimator != "k3" or kl.importance_corrected:
         raise NotTheSame("bench: TRL is compared on `clip`, `dapo` and the plain k3 only")
     return GRPOConfig(
-        output_dir=str(folder), use_cpu=device_of() == "cpu", bf16=problem.dtype == "bfloat16",
-        per_device_train_batch_size=rows, num_generations=problem.group, max_completion_length=problem.completion,
+        output_dir=str(folder), use_cpu=torch_device() == "cpu", bf16=problem.dtype == "bfloat16",
+        per_device_train_batch_size=problem.rows, num_generations=problem.group, max_completion_length=problem.completion,
         temperature=config.rollout.temperature, beta=kl.beta, epsilon=objective.epsilon_low,
         epsilon_high=objective.epsilon_high, loss_type="dapo", use_bias_correction_kl=False, steps_per_generation=1,
         learning_rate=config.update.learning_rate, gradient_checkpointing=False, report_to=[], **more,
     )  # fmt: skip
 
 
-def saved(problem: Problem, folder: Path) -> None:
-    """The problem's weights as a Hugging Face folder: TRL reads a model's folder, and loads its reference from there."""
-    sizes = GPT2Config(
-        vocab_size=problem.vocabulary, n_layer=problem.layers, n_head=problem.heads, n_embd=problem.width,
-        n_positions=problem.positions, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(sizes)
-    model.load_state_dict({k: torch.from_numpy(x) for k, x in weights(problem).items()}, strict=False)
-    model.tie_weights()
-    model.save_pretrained(folder)
+def trainer_of(
+    problem: Problem,
+    folder: Path,
+    tokenizer: Any,
+    prompts: list[str],
+    *,
+    fused_head: bool,
+    callbacks: Any = None,
+    **arguments: Any,
+) -> GRPOTrainer:
+    """TRL's trainer of the model in the folder, with a reward of the text that costs next to nothing.
+
+    Policy and reference score tokens by TRL's fused head, or by all logits; `arguments` are more of `GRPOConfig`.
+    """
+    trainer = GRPOTrainer(
+        model=str(folder),
+        args=arguments_of(problem, folder, **arguments),
+        reward_funcs=lambda completions, **_: [len(set(text)) / 100 for text in completions],
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+    for model in () if fused_head else (trainer.model, trainer.ref_model):
+        if model is not None:
+            without_fused_head(model, trainer.temperature)
+    return trainer
 
 
 def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
     """The problem's batch as TRL's `_compute_loss` takes it, in micro-batches; without old log-probabilities on the policy."""
-    data = {name: torch.from_numpy(x) for name, x in arrays(problem).items()}
+    data = {name: torch.from_numpy(x).to(torch_device()) for name, x in arrays(problem).items()}
     prompt = data["prompt"].repeat_interleave(problem.group, 0).long()
     completion = data["completion"].reshape(-1, problem.completion).long()
     mask = torch.ones_like(completion)
@@ -77,10 +87,9 @@ def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
     }  # fmt: skip
     if off_policy:
         whole["old_per_token_logps"] = data["old_logp"]
-    total, device = mask.sum().to(device_of()), device_of()
     return [
-        {key: x[rows].to(device) for key, x in whole.items()} | {"num_items_in_batch": total}
-        for rows in torch.arange(len(mask)).tensor_split(peer_parts(problem))
+        {key: x[rows] for key, x in whole.items()} | {"num_items_in_batch": mask.sum()}
+        for rows in torch.arange(problem.rows).tensor_split(peer_parts(problem))
     ]
 
 
@@ -91,7 +100,7 @@ def backward(trainer: GRPOTrainer, problem: Problem, micro_batches: list[dict[st
     assert model is not None
     loss = 0.0
     for inputs in micro_batches:
-        with torch.autocast(device_of(), torch.bfloat16, enabled=problem.dtype == "bfloat16"):
+        with torch.autocast(torch_device(), torch.bfloat16, enabled=problem.dtype == "bfloat16"):
             part = trainer._compute_loss(model, inputs)
         part.backward()
         loss += float(part.detach())
@@ -109,19 +118,12 @@ def without_fused_head(model: Any, temperature: float) -> None:
             return forward_of(self, *args, labels=labels, **more)
         scored_BT = labels[:, 1:] != -100
         first = int(scored_BT.any(0).int().argmax())  # columns before it are prompt, in every row
-        kept = scored_BT.shape[1] - first
-        logits = forward_of(self, *args, use_cache=False, logits_to_keep=kept + 1, **more).logits[:, :-1]
-        found = selective_log_softmax_and_entropy(
-            logits, labels[:, -kept:].clamp(min=0), entropy_requires_grad=False, temperature=temperature
+        completion = scored_BT.shape[1] - first
+        logits = forward_of(self, *args, use_cache=False, logits_to_keep=completion + 1, **more).logits[:, :-1]
+        scores = selective_log_softmax_and_entropy(
+            logits, labels[:, -completion:].clamp(min=0), entropy_requires_grad=False, temperature=temperature
         )
-        padded = (torch.nn.functional.pad(x, (first, 0)) * scored_BT for x in found)
+        padded = (torch.nn.functional.pad(x, (first, 0)) * scored_BT for x in scores)
         return types.SimpleNamespace(**dict(zip(("log_probs", "entropy"), padded, strict=True)))
 
     model.forward = types.MethodType(forward, model)
-
-
-def use_plain_head(trainer: GRPOTrainer) -> None:
-    """`without_fused_head` for the policy and the reference."""
-    for model in (trainer.model, trainer.ref_model):
-        if model is not None:
-            without_fused_head(model, trainer.temperature)

@@ -1,0 +1,251 @@
+"""One problem for every implementation: the same sizes, random weights, tokens, advantages and log-probabilities.
+
+Completions are of full length, so that no implementation gains by skipping padding. A problem that carries the name of a file
+in `configs/` has that file's sizes and settings, read from it (`CONFIGS`); the others are clipped GRPO with a KL term. What a
+peer's process needs of this module imports no JAX: its memory would be charged for it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_grpo.bench.harness import Bench, Prepared, torch_device
+from jax_grpo.config import Config, load_config
+
+
+class Problem(NamedTuple):
+    """Sizes of the model and the batch: P prompts of T tokens, G completions of C.
+
+    Attributes:
+        config: the file that the sizes are of, or empty.
+        parts: of a mixture of tasks, each one's share of the prompts and its completions' cap; empty: all have C.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+    prompts: int
+    group: int
+    prompt: int
+    completion: int
+    dtype: str = "float32"
+    positions: int = 1024
+    config: str = ""
+    parts: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Completions of the batch."""
+        return self.prompts * self.group
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """As both `GPT2Config` take them."""
+        return self.vocabulary, self.layers, self.heads, self.width, self.positions
+
+    def __str__(self) -> str:
+        mixture = "".join(f"; {share:.0%} of the prompts to {cap}" for share, cap in self.parts)
+        return (
+            f"L {self.layers}, H {self.width}, V {self.vocabulary}; {self.prompts} prompts x {self.group} completions, "
+            f"{self.prompt} + {self.completion} tokens, {self.dtype}{mixture}"
+        )
+
+
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = {"quickstart": FOLDER / "quickstart.yaml"}  # problems that are a run's own
+PROBLEMS = {
+    "rook-small-long": Problem(4, 6, 192, 585, 4, 8, 80, 80),
+    "124m": Problem(12, 12, 768, 50257, 2, 4, 48, 32),
+    "124m-64x192-bf16": Problem(12, 12, 768, 50257, 8, 8, 48, 144, "bfloat16"),
+    "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
+}
+PEER_ROWS = 256  # most completions of a peer's backward pass; 1024 of the quickstart's at once would need over 8 GB
+ADVANTAGE = 0.1  # their mean: a loss that cancelled to nothing could not be compared relative to itself
+
+
+def bench_of(
+    module: str,
+    about: str | None,
+    variants: Mapping[str, Callable[[str], Prepared]],
+    problems: Mapping[str, Problem] = PROBLEMS,
+    configs: Mapping[str, Path] = CONFIGS,
+) -> Bench:
+    """A benchmark of these problems, those of config files first; without `configs` it takes no config file either."""
+
+    def resolve(name: str) -> str:
+        file = str(configs.get(name, name))
+        if name not in problems and not (configs and file.endswith(".yaml")):
+            raise ValueError(f"--problem {name!r}: expected one of {', '.join(lines)}")
+        return json.dumps(problems[name] if name in problems else sizes_of(file))
+
+    files = {name: f"the model, the batch and the settings of configs/{file.name}" for name, file in configs.items()}
+    lines = files | {name: str(problem) for name, problem in problems.items()}
+    return Bench(module, about, variants, lines, bool(configs), resolve)
+
+
+def sizes_of(file: str) -> Problem:
+    """The sizes of a run's config; time does not depend on the values of weights. Imports JAX.
+
+    Raises:
+        ConfigError: no such file, or no config.
+    """
+    from jax_grpo.memory.shapes import architecture
+    from jax_grpo.programs import padded_prompt
+    from jax_grpo.tokenizer import Tokenizer
+
+    config = load_config(file, [])
+    sizes, _ = architecture(config.model, Tokenizer.load(config.model.tokenizer))
+    cap, mixture = config.rollout.max_new_tokens, config.task.mixture
+    parts = [(part.share, part.max_new_tokens or cap) for part in mixture.parts.values()] if mixture else []
+    return Problem(
+        sizes.num_layers, sizes.num_heads, sizes.hidden_size, sizes.vocab_size, config.prompts.per_iteration,
+        config.rollout.group_size, padded_prompt(config), cap, config.model.compute_dtype,
+        sizes.max_position_embeddings, file, tuple(parts),
+    )  # fmt: skip
+
+
+def problem_of(resolved: str) -> Problem:
+    """The problem that a variant is given: sizes as JSON, so that its process need not import what reads them."""
+    return Problem(*json.loads(resolved))
+
+
+def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
+    """Settings shared by all implementations: a config file's own where the problem is of one; keywords replace some by section."""
+    names = ("vocab_size", "num_layers", "num_heads", "hidden_size", "max_position_embeddings")
+    model = dict(zip(names, problem.sizes, strict=True)) | {"compute_dtype": problem.dtype}
+    if problem.config:
+        own = load_config(problem.config, []).model_dump()
+        own["model"] |= model | {"weights": None}
+    else:
+        own = {
+            "iterations": 1000,
+            "model": model,
+            "prompts": {"per_iteration": problem.prompts, "max_prompt_tokens": problem.prompt},
+            "rollout": {"group_size": problem.group, "max_new_tokens": problem.completion},
+            "kl": {"beta": 0.04},
+            "update": {"learning_rate": 1e-6},
+        }
+    changed = {name: own.get(name, {}) | dict(settings) for name, settings in sections.items()}
+    return Config.model_validate(own | changed | {"run_dir": "none"})
+
+
+def peer_parts(problem: Problem) -> int:
+    """Backward passes that a peer's step is accumulated over: the fewest that a run may have."""
+    possible = config_of(problem).possible_micro_batches()
+    return next(parts for parts in possible if problem.rows <= parts * PEER_ROWS)
+
+
+def arrays(problem: Problem) -> dict[str, np.ndarray]:
+    """Tokens [P, T] and [P, G, C], advantages [B], old and reference log-probabilities [B, C] near those of random weights."""
+    rng, near = np.random.default_rng(0), -np.log(problem.vocabulary)
+
+    def ids(*shape: int) -> np.ndarray:
+        return rng.integers(0, problem.vocabulary, shape).astype(np.int32)
+
+    def logp() -> np.ndarray:
+        return (near + 0.1 * rng.normal(size=(problem.rows, problem.completion))).astype(np.float32)
+
+    return {
+        "prompt": ids(problem.prompts, problem.prompt),
+        "completion": ids(problem.prompts, problem.group, problem.completion),
+        "advantages": (ADVANTAGE + rng.normal(size=problem.rows)).astype(np.float32),
+        "old_logp": logp(),
+        "ref_logp": logp(),
+    }
+
+
+def weights(problem: Problem) -> dict[str, np.ndarray]:
+    """GPT-2 weights by Hugging Face name, N(0, 0.02), norms 1 and biases 0."""
+    rng, width = np.random.default_rng(1), problem.width
+    # Widths in and out.
+    linear = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
+    shapes = {"wte.weight": (problem.vocabulary, width), "wpe.weight": (problem.positions, width)}
+    for layer in range(problem.layers):
+        for name, (ins, outs) in linear.items():
+            shapes[f"h.{layer}.{name}.weight"] = (ins * width, outs * width)
+            shapes[f"h.{layer}.{name}.bias"] = (outs * width,)
+    norms = ["ln_f", *(f"h.{layer}.{name}" for layer in range(problem.layers) for name in ("ln_1", "ln_2"))]
+    shapes |= {f"{name}.{part}": (width,) for name in norms for part in ("weight", "bias")}
+
+    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) == 1:
+            return np.full(shape, "ln_" in name and name.endswith("weight"), np.float32)
+        return (0.02 * rng.standard_normal(shape, np.float32)).astype(np.float32)
+
+    return {f"transformer.{name}": value(name, shape) for name, shape in shapes.items()}
+
+
+def flops_of(problem: Problem) -> float:
+    """Model FLOPs of the step: each prompt once, real tokens only."""
+    from jax_grpo import flops
+    from jax_grpo.model import GPT2Config
+
+    prompt = np.ones((problem.prompts, problem.prompt), int)
+    completion = np.ones((problem.prompts, problem.group, problem.completion), int)
+    return flops.training(GPT2Config(*problem.sizes), flops.completions_work(prompt, completion))
+
+
+def batch_of(problem: Problem) -> Any:
+    """The batch in this project's layout."""
+    import jax.numpy as jnp
+
+    from jax_grpo.batch import Batch, GroupedTokens
+
+    data = {name: jnp.asarray(x) for name, x in arrays(problem).items()}
+    prompt, completion = data["prompt"], data["completion"]
+    return Batch(
+        GroupedTokens(prompt, jnp.ones_like(prompt), completion, jnp.ones_like(completion)),
+        jnp.ones((problem.rows, problem.completion), jnp.int32),
+        data["advantages"],
+        jnp.ones(problem.rows, bool),
+        data["old_logp"],
+        data["ref_logp"],
+    )
+
+
+def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
+    """The weights in this project's model: its graphdef and parameters."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from jax_grpo.model import GPT2, GPT2Config
+    from jax_grpo.weights import EMBEDDING, abstract_params, hf_name
+
+    sizes, dtype = GPT2Config(*problem.sizes), jnp.dtype(problem.dtype)
+    model = nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat))
+    arrays_by_name = weights(problem)
+    padding = sizes.padded_vocab_size - sizes.vocab_size
+    arrays_by_name[EMBEDDING] = np.pad(arrays_by_name[EMBEDDING], ((0, padding), (0, 0)))
+    flat = nnx.to_flat_state(abstract_params(sizes))
+    leaves = [(path, leaf.replace(jnp.asarray(arrays_by_name[hf_name(path)]))) for path, leaf in flat]
+    return nnx.split(model, nnx.Param)[0], nnx.from_flat_state(leaves)
+
+
+def torch_ref_model(problem: Problem) -> Any:
+    """The weights in `torch_ref`'s model, on PyTorch's device."""
+    import torch
+
+    from torch_ref.model import GPT2, GPT2Config
+
+    model = GPT2(GPT2Config(*problem.sizes))
+    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights(problem).items()})
+    return model.to(torch_device())
+
+
+def transformers_model(problem: Problem, **special_ids: Any) -> Any:
+    """The weights in `transformers`' model, without dropout."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = GPT2Config(
+        vocab_size=problem.vocabulary, n_layer=problem.layers, n_head=problem.heads, n_embd=problem.width,
+        n_positions=problem.positions, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **special_ids,
+    )  # fmt: skip
+    model: Any = GPT2LMHeadModel(sizes)
+    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights(problem).items()}, strict=False)
+    model.tie_weights()
+    return model
