@@ -179,14 +179,20 @@ def weights(problem: Problem) -> dict[str, np.ndarray]:
     return {f"transformer.{name}": value(name, shape) for name, shape in shapes.items()}
 
 
-def flops_of(problem: Problem) -> float:
-    """Model FLOPs of the step: each prompt once, real tokens only."""
-    from jax_grpo import flops
-    from jax_grpo.model import GPT2Config
+def work_of(problem: Problem) -> Any:
+    """What a forward pass of the batch has to do: each prompt once, real tokens only."""
+    from jax_grpo.flops import completions_work
 
     prompt = np.ones((problem.prompts, problem.prompt), int)
-    completion = np.ones((problem.prompts, problem.group, problem.completion), int)
-    return flops.training(GPT2Config(*problem.sizes), flops.completions_work(prompt, completion))
+    return completions_work(prompt, np.ones((problem.prompts, problem.group, problem.completion), int))
+
+
+def flops_of(problem: Problem) -> float:
+    """Model FLOPs of the step."""
+    from jax_grpo.flops import training
+    from jax_grpo.model import GPT2Config
+
+    return training(GPT2Config(*problem.sizes), work_of(problem))
 
 
 def batch_of(problem: Problem) -> Any:

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo import flops
-from jax_grpo.bench import harness
+from jax_grpo.bench import harness, problems
 from jax_grpo.bench.harness import header, line, milliseconds
 from jax_grpo.bench.machine import machine, speeds
-from jax_grpo.config import Config
+from jax_grpo.bench.problems import Problem
 from jax_grpo.flops import Work
 from jax_grpo.memory.shapes import Program, Run, run_of
 from jax_grpo.model import GPT2Config
@@ -84,16 +84,11 @@ def exponent_lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, ""] if fits else []
 
 
-def config_of(sizes: dict[str, int]) -> Config:
-    """A run of these sizes; `batch` counts completions, `length` their tokens."""
-    heads, positions = max(1, sizes["width"] // HEAD_WIDTH), PROMPT + max(SIZES["length"])
-    model = {"num_layers": sizes["depth"], "num_heads": heads, "hidden_size": sizes["width"]}
-    model |= {"vocab_size": VOCABULARY, "tokenizer": "chess", "max_position_embeddings": positions}
-    task = {"prompt_style": "full"}  # its stop rule is not met by random weights: completions have full length
-    prompts = {"per_iteration": sizes["batch"] // GROUP, "max_prompt_tokens": PROMPT}
-    rollout = {"group_size": GROUP, "max_new_tokens": sizes["length"]}
-    run = {"iterations": 10, "run_dir": "none", "model": model, "task": task, "prompts": prompts, "rollout": rollout}
-    return Config.model_validate(run)
+def problem_of(sizes: Mapping[str, int]) -> Problem:
+    """A batch of these sizes; `batch` counts completions, `length` their tokens."""
+    model = (sizes["depth"], max(1, sizes["width"] // HEAD_WIDTH), sizes["width"], VOCABULARY)
+    batch = (sizes["batch"] // GROUP, GROUP, PROMPT, sizes["length"])
+    return Problem(*model, *batch, positions=PROMPT + max(SIZES["length"]))
 
 
 def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -104,7 +99,7 @@ def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.ones(leaf.shape, leaf.dtype)
 
 
-def costs(program: Program, sizes: dict[str, int], run: Run) -> dict[str, Any]:
+def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
     """Milliseconds of the program, its compiled bytes, what both should be like, and the least bytes it must move."""
     compiled = program.function.lower(*program.arguments).compile()
     memory = compiled.memory_analysis()
@@ -112,28 +107,28 @@ def costs(program: Program, sizes: dict[str, int], run: Run) -> dict[str, Any]:
     held = {"arguments": jax.tree.map(filled, program.arguments)}
     if program.name == "rollout":
         *others, caps_P = held["arguments"]
-        held["arguments"] = (*others, jnp.full_like(caps_P, sizes["length"]))
+        held["arguments"] = (*others, jnp.full_like(caps_P, problem.completion))
 
     def step() -> None:
         out = jax.block_until_ready(compiled(*held["arguments"]))
         if program.name == "rollout":
-            assert int(out.completion_mask_PGC.sum(-1).max()) == sizes["length"], "the loop goes to the cap"
+            assert int(out.completion_mask_PGC.sum(-1).max()) == problem.completion, "the loop goes to the cap"
         else:
             held["arguments"] = (out[0], *held["arguments"][1:])  # the state is donated
 
     step()  # warms up
     times = milliseconds(step, STEPS)
-    parameters, prompts = run.resident["parameters"] // FLOAT32, sizes["batch"] // GROUP
-    work = flops.completions_work(np.ones((prompts, PROMPT), int), np.ones((prompts, GROUP, sizes["length"]), int))
+    parameters, work = run.resident["parameters"] // FLOAT32, problems.work_of(problem)
     forward = flops.forward(run.architecture, work)
     if program.name == "rollout":
         # It reads the weights once a token.
-        moved, needed = sizes["length"] * memory.argument_size_in_bytes, forward
-        expected = rollout_bytes(run.architecture, work, parameters, sizes["batch"])
+        moved, needed = problem.completion * memory.argument_size_in_bytes, forward
+        expected = rollout_bytes(run.architecture, work, parameters, problem.rows)
     else:
         # It reads and writes the weights, their moments and gradients once.
         moved, needed = 2 * memory.argument_size_in_bytes, (1 + flops.BACKWARD) * forward
-        scores = prompts * PROMPT**2 + sizes["batch"] * sizes["length"] * (PROMPT + sizes["length"])
+        keys = problem.prompt + problem.completion
+        scores = problem.prompts * problem.prompt**2 + problem.rows * problem.completion * keys
         expected = update_bytes(run.architecture, work, parameters, scores)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
@@ -144,7 +139,7 @@ def costs(program: Program, sizes: dict[str, int], run: Run) -> dict[str, Any]:
         "expected_bytes": expected,
         "flops": needed,
         "traffic_bytes": moved,
-        "tokens": sizes["batch"] * sizes["length"],
+        "tokens": problem.rows * problem.completion,
     }
 
 
@@ -171,10 +166,12 @@ def main(argv: list[str] | None = None) -> None:
             if begun - started + longest_s > arguments.seconds:
                 left = ", ".join(f"{over} {size}" for over, size in wanted[number:])
                 raise SystemExit(f"{arguments.seconds:.0f} s were too few for {left}")
-            run = run_of(config_of(sizes))
-            known[key] = {
-                program.name: costs(program, sizes, run) for program in run.programs if program.name in PROGRAMS
-            }
+            problem = problem_of(sizes)
+            # The task's stop rule is not met by random weights: completions have full length.
+            how = {"model": {"tokenizer": "chess"}, "task": {"prompt_style": "full"}}
+            run = run_of(problems.config_of(problem, **how))
+            programs = [program for program in run.programs if program.name in PROGRAMS]
+            known[key] = {program.name: costs(program, problem, run) for program in programs}
             longest_s = max(longest_s, time.monotonic() - begun)
         for p in known[key].values():
             points.append(p | {"sizes": sizes, "over": over, "size": size})
