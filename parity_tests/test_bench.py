@@ -12,7 +12,7 @@ import pytest
 from tiny_bench import BENCH
 
 from jax_grpo.bench import all as suite_all
-from jax_grpo.bench import fusions, harness, rollout, scaling, update
+from jax_grpo.bench import harness, rollout, scaling, update
 from jax_grpo.bench.machine import processor
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.bench.problems import config_of, problem_of
@@ -105,46 +105,6 @@ def test_every_entry_asks_for_what_its_benchmark_has(name):
     else:
         assert given.get("--problem", next(iter(bench.problems))) in bench.problems
         assert set(given.get("--variants", next(iter(bench.variants))).split(",")) <= set(bench.variants)
-
-
-def test_a_moments_time_is_shared_by_what_runs_and_a_gap_belongs_to_what_was_begun():
-    spans = [("a", 1.0, 5.0), ("b", 3.0, 5.0), ("dot", 5.0, 5.1), ("c", 7.0, 8.0)]
-    parts = dict(fusions.shared_out(spans))
-    assert parts == pytest.approx({"a": 3.0, "b": 1.0, "dot": 2.0, "c": 1.0})
-    assert sum(parts.values()) == pytest.approx(8.0 - 1.0)
-
-
-def test_operations_and_their_times_are_those_of_the_program():
-    """The matmuls of a layer and of its gradient, run five times by a loop, each with its FLOPs and its direction."""
-    tokens, width, turns = 512, 256, 5
-
-    def loss(w_HH, x_TH):
-        return jnp.sum(jnp.tanh(x_TH @ w_HH))
-
-    def trained(w_HH, x_TH):
-        return jax.lax.fori_loop(0, turns, lambda _, w_HH: w_HH - jax.grad(loss)(w_HH, x_TH), w_HH)
-
-    arguments = (jnp.ones((width, width)) / width, jnp.ones((tokens, width)))
-    compiled = jax.jit(trained).lower(*arguments).compile()
-    known = fusions.operations(compiled.as_text())
-    events = fusions.traced(lambda: jax.block_until_ready(compiled(*arguments)))
-    groups = fusions.grouped(events, known, peak=1e12, bandwidth=1e11)
-    matmul = 2 * tokens * width * width
-    flops = {way: sum(group.flops for key, group in groups.items() if key[0] == way) for way in ("forward", "backward")}
-    assert flops == {"forward": turns * matmul, "backward": turns * matmul}
-    assert all(group.seconds >= 0 and group.floor_s >= group.flops / 1e12 for group in groups.values())
-    assert sum(group.seconds for group in groups.values()) > 0
-    lines = fusions.table(groups, whole_s=1.0)
-    assert any(line.startswith(f"| forward |  | dot_general | {turns} |") for line in lines)
-
-
-def test_operations_too_short_for_the_profilers_clock_have_no_rate():
-    groups = {
-        ("", "a.py:1", kind): fusions.Group(3, seconds, 4e9, 2e9, 1.0) for kind, seconds in (("x", 2.0), ("y", 0.0))
-    }
-    lines = fusions.table(groups, whole_s=2.0)
-    assert "|  | a.py:1 | x | 3 | 2000.0 | 100.0% | 2 | 1 | 2.0 |" in lines
-    assert "|  | a.py:1 | y | 3 | 0.0 | 0.0% |  |  | 0.0 |" in lines
 
 
 NAMED = [

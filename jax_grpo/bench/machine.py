@@ -45,8 +45,8 @@ def square() -> int:
     return 2048 if jax.devices()[0].platform == "cpu" else 8192
 
 
-def speeds(dtype: str = "float32") -> dict[str, Any]:
-    """JAX's device here, its matmul rate in FLOPs a second and its bandwidth in bytes a second."""
+def speeds() -> dict[str, Any]:
+    """JAX's device here, its float32 matmul rate in FLOPs a second and its bandwidth in bytes a second."""
     import jax
 
     from jax_grpo import flops
@@ -55,7 +55,7 @@ def speeds(dtype: str = "float32") -> dict[str, Any]:
     return {
         "on": device.platform,
         "device": device.device_kind,
-        "peak_flops": flops.measured_peak(dtype, square()),
+        "peak_flops": flops.measured_peak("float32", square()),
         "bandwidth": flops.measured_bandwidth(),
     }
 
