@@ -67,13 +67,6 @@ def train_window(trainer: Trainer, folder: Path, first: int, count: int, saves: 
     return held_up_s
 
 
-def hash_16_chunks() -> None:
-    """What verifying must cost: SHA-256 of so many bytes."""
-    data = bytes(CHUNK)
-    for _ in range(16):
-        hashlib.sha256(data)
-
-
 def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict[str, Any]:
     """Figures of `pairs` repetitions; see the module."""
     for number in range(WARM_UP):
@@ -105,7 +98,8 @@ def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict[str
         note("restore", load_and_restore, path)
     for number in range(iteration, iteration + 3):  # with nothing beside it: hardly dependent on the machine's load
         note("alone", train_window, trainer, folder, number, 0, True)
-    note("hash", hash_16_chunks)
+    data = bytes(CHUNK)
+    note("hash", lambda: [hashlib.sha256(data) for _ in range(16)])  # what verifying must cost
     # The windows of a pair are neighbours in time, so that a slow stretch of the machine is in both.
     added = [saving - plain for saving, plain in zip(wall["saving"], wall["plain"], strict=True)]
     iteration_s, iteration_cpu_s = median(wall["plain"]) / window, median(cpu["plain"]) / window
