@@ -26,8 +26,8 @@ from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint_arrays import bytes_on_disk, read_arrays, write_arrays
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_sections import CheckpointConfig
-from jax_grpo.host_memory import copied
 from jax_grpo.model import GPT2Config
+from jax_grpo.system.memory import copied
 from jax_grpo.weights import abstract_params, require_finite
 
 PARAMS = "params/"

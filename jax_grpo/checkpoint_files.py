@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from jax_grpo import host_memory
+from jax_grpo.system import memory
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -187,7 +187,7 @@ def read_files(path: Path, listed: Mapping[str, Fingerprint], keep: Container[st
 
 def _read_file(file: Path, expected: Fingerprint, keep: bool) -> np.ndarray:
     size, digest, done = expected["bytes"], hashlib.sha256(), 0
-    buffer = host_memory.empty((size if keep else min(size, PIECE),), np.dtype(np.uint8))
+    buffer = memory.empty((size if keep else min(size, PIECE),), np.dtype(np.uint8))
     view = buffer.data
     try:
         with file.open("rb", buffering=0) as opened:

@@ -5,12 +5,9 @@ its G completions, no recomputation, and no backward pass where there is no grad
 wasting work, and above 100 % the number is wrong.
 """
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -29,24 +26,6 @@ class Work(NamedTuple):
     tokens: int
     pairs: int
     predicted: int
-
-
-class Peak(NamedTuple):
-    """Dense matmul FLOPs a second of a device, float32 accumulation, with operands of a dtype, and who says so."""
-
-    bfloat16: float
-    float32: float
-    source: str
-
-
-# float32 is TF32's figure: what JAX multiplies float32 with on these GPUs unless `jax_default_matmul_precision` says otherwise.
-PEAKS: dict[str, Peak] = {
-    "NVIDIA GeForce RTX 4090": Peak(165.2e12, 82.6e12, "NVIDIA Ada GPU architecture whitepaper, appendix A"),
-    "NVIDIA H200": Peak(989.4e12, 494.7e12, "NVIDIA H200 datasheet, halved: its figures are with sparsity"),
-    "NVIDIA H100 80GB HBM3": Peak(989.4e12, 494.7e12, "NVIDIA H100 datasheet, halved: its figures are with sparsity"),
-    "NVIDIA A100-SXM4-80GB": Peak(312e12, 156e12, "NVIDIA A100 datasheet"),
-    "NVIDIA A100-SXM4-40GB": Peak(312e12, 156e12, "NVIDIA A100 datasheet"),
-}
 
 
 def head(tokens: float, width: int, vocabulary: int) -> float:
@@ -84,40 +63,6 @@ def completions_work(prompt_mask_PT: npt.ArrayLike, completion_mask_PGC: npt.Arr
     return Work(int(p_P.sum() + read_PG.sum()), int(pairs), int(c_PG.sum()))
 
 
-def device_peak(device_kind: str, dtype: str) -> float | None:
-    """Peak of a named device for matmuls of that dtype; None where the table has none (every CPU)."""
-    found = PEAKS.get(device_kind)
-    return None if found is None else {"bfloat16": found.bfloat16, "float32": found.float32}.get(dtype)
-
-
-def measured_peak(dtype: str, size: int, repeats: int = 5) -> float:
-    """FLOPs a second of the fastest of some square matmuls on the first device here: what benchmarks print beside a peak.
-
-    Not what training divides by on a CPU: under another load than at the measurement, it would be passed.
-    """
-    square = jnp.ones((size, size), jnp.dtype(dtype))
-    multiply = jax.jit(jnp.matmul)
-    jax.block_until_ready(multiply(square, square))
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        jax.block_until_ready(multiply(square, square))
-        seconds.append(time.perf_counter() - started)
-    return 2 * size**3 / min(seconds)
-
-
-def measured_bandwidth(size: int = 1 << 29) -> float:
-    """Bytes a second of the fastest of some passes that read `size` bytes, too many for a cache, and write them back."""
-    add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    array = jax.block_until_ready(add(jnp.zeros(size // 4, jnp.float32)))
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        array = jax.block_until_ready(add(array))
-        seconds.append(time.perf_counter() - started)
-    return 2 * size / min(seconds)
-
-
 def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
     """MFU: FLOPs over what the device could have done in that time.
 
@@ -128,7 +73,7 @@ def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
     if share > 1:
         raise ImpossibleRate(
             f"{what}: {flops:.3e} FLOPs in {seconds:.6f} s are {share:.1%} of the device's peak of {peak:.3e} a second: the "
-            f"time was not taken around finished work, or the peak in jax_grpo/flops.py is not this device's"
+            f"time was not taken around finished work, or the peak in jax_grpo/system/devices.py is not this device's"
         )
     return share
 

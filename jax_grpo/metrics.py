@@ -7,13 +7,11 @@ import contextlib
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-import jax
 import numpy as np
 
 from jax_grpo.config import Config, ConfigError
@@ -26,22 +24,6 @@ class MetricsError(RuntimeError):
 
 
 HISTOGRAM_BINS = 10
-
-
-def peak_memory() -> dict[str, float]:
-    """Most memory held so far, in bytes: of this process, and of the device where it keeps count (a CPU does not)."""
-    out: dict[str, float] = {}
-    try:
-        import resource
-    except ImportError:  # Windows has none
-        pass
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        out["memory/host_peak_bytes"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in statistics:
-        out["memory/device_peak_bytes"] = float(statistics["peak_bytes_in_use"])
-    return out
 
 
 def histogram(values_B: np.ndarray) -> dict:

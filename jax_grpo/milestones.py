@@ -7,10 +7,10 @@ its evaluation: a run that continues makes that again, or, where it was of the e
 from jax_grpo.checkpoint import EVALUATED, MEASURED, Checkpoints
 from jax_grpo.console import Console
 from jax_grpo.evaluation.during_training import Evaluation, Evaluator
+from jax_grpo.memory.advice import explain_out_of_memory
 from jax_grpo.metrics import MetricsLog
-from jax_grpo.out_of_memory import explained
-from jax_grpo.phases import Phases
 from jax_grpo.resume import Origin
+from jax_grpo.system.phases import Phases
 from jax_grpo.trainer import Trainer
 
 
@@ -94,7 +94,7 @@ class Milestones:
         assert self._evaluator is not None, "see `_evaluates`"
         self._position = self._log.position()
         phases, ask = Phases(), self._evaluator
-        with explained(phases, self._trainer.config):
+        with explain_out_of_memory(phases, self._trainer.config):
             found: Evaluation = phases.run("evaluation", lambda: ask(self._trainer.state.params), wait=False)
         self.evaluation, metrics = found, found.metrics
         self._log.write({"iteration": self.done, **metrics})

@@ -22,7 +22,6 @@ import pydantic
 from flax import nnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jax_grpo.compilation import training_options
 from jax_grpo.config import ConfigError, load_yaml
 from jax_grpo.config_sections import ModelConfig
 from jax_grpo.lm_head.materialised import token_logprobs
@@ -31,6 +30,7 @@ from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.optimiser import decays
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import KINDS, Row, rows
+from jax_grpo.system.compilation import training_options
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.weights import save_hf
 

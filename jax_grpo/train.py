@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jax_grpo import compilation
 from jax_grpo.batch import Batch, record
 from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.checkpoint_files import CheckpointError
@@ -24,13 +23,10 @@ from jax_grpo.evaluation.during_training import Evaluator
 from jax_grpo.flops import ImpossibleRate
 from jax_grpo.health_log import HealthLog
 from jax_grpo.heldout import Heldout, heldout_positions, told
-from jax_grpo.memory.micro_batches import chosen
+from jax_grpo.memory.advice import DeviceOutOfMemory
+from jax_grpo.memory.fit import choose_micro_batches
 from jax_grpo.metrics import MetricsError, MetricsLog
 from jax_grpo.milestones import Milestones
-from jax_grpo.out_of_memory import DeviceOutOfMemory
-from jax_grpo.phases import Watchdog
-from jax_grpo.profiling import Profiler
-from jax_grpo.resident_memory import give_back_early
 from jax_grpo.resume import (
     CHECKPOINTS,
     OPTIONS,
@@ -43,7 +39,11 @@ from jax_grpo.resume import (
 )
 from jax_grpo.run_folder import RunFolder, record_finish, record_start, write_whole
 from jax_grpo.samples import sample_rows
-from jax_grpo.stop_signals import StopSignals
+from jax_grpo.system import compilation
+from jax_grpo.system.compilation import Profiler
+from jax_grpo.system.memory import give_back_early
+from jax_grpo.system.phases import Watchdog
+from jax_grpo.system.process import StopSignals
 from jax_grpo.tasks.base import applicable
 from jax_grpo.tasks.checked import RewardError
 from jax_grpo.tasks.engine import EngineError
@@ -92,7 +92,7 @@ def train(
         checkpoints = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
         compilation.keep_programs(config.compilation_cache)
-        config = chosen(config, print, before=origin.content["config"] if origin else None)
+        config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
         changes = require_same_run(origin, config) if origin else []
         first = origin.iteration if origin else 0
         trainer = Trainer(config)

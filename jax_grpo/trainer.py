@@ -14,20 +14,20 @@ import jax_grpo
 from jax_grpo import advantages, flops
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
 from jax_grpo.checkpoint import abstract, content_hash, restore
-from jax_grpo.compilation import Compilations, takes_time
 from jax_grpo.config import Config
 from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
-from jax_grpo.metrics import peak_memory
-from jax_grpo.out_of_memory import explained
-from jax_grpo.phases import Phases
+from jax_grpo.memory.advice import explain_out_of_memory
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
 from jax_grpo.prompts import PromptDataset, load_positions, sampling_numbers
 from jax_grpo.remembered import Remembered
-from jax_grpo.resident_memory import trim
 from jax_grpo.resume import Origin, require_same_data
 from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.samples import distinct_share
+from jax_grpo.system.compilation import Compilations, takes_time
+from jax_grpo.system.devices import device_peak
+from jax_grpo.system.memory import peak_memory, trim
+from jax_grpo.system.phases import Phases
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.checked import checked_score
@@ -80,7 +80,7 @@ class Trainer:
         phases = phases or Phases()
         compilations = Compilations()
         started = time.perf_counter()
-        with explained(phases, self.config):
+        with explain_out_of_memory(phases, self.config):
             prompts, rollout, bare = self._generate(iteration, phases)
             # Log-probabilities need no rewards: the device computes them while the host computes those.
             cached = phases.run("score", lambda: self._with_logps(bare), wait=False)
@@ -292,7 +292,7 @@ class Trainer:
             "score": (needs_old_logp(self.config) + (self.reference is not None)) * flops.forward(sizes, every),
             "update": update * len(steps) / self.config.update.minibatches,
         }
-        peak = flops.device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
+        peak = device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
         # Scoring ran beside the rewards: its own time is not known, at most the two phases'.
         spans = seconds | {"score": seconds["score"] + seconds["reward"]}
         out |= flops.rates(work, spans, peak)

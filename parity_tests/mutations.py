@@ -155,7 +155,7 @@ FAULTS = {
     "a record twice after resuming": Fault("metrics.py", '["iteration"] < first_iteration]', '["iteration"] <= first_iteration]', "test_metrics_continued.py"),
     "a token does not see itself": Fault("flops.py", "read_PG * (read_PG + 1) // 2", "read_PG * (read_PG - 1) // 2", "test_flops.py -k counted_once"),
     "health looks one iteration late": Fault("health.py", "if len(self.history) >= count else []", "if len(self.history) > count else []", "test_health.py -k each_check"),
-    "the search goes the wrong way": Fault("memory/micro_batches.py", "(low, middle) if needs", "(middle, high) if not needs", "test_micro_batches.py -k first_that_fits"),
+    "the search goes the wrong way": Fault("memory/fit.py", "key=lambda count: needs(count) <= limit)", "key=lambda count: needs(count) > limit)", "test_micro_batches.py -k first_that_fits"),
     # The reference: it must be as easy to break.
     "torch_ref: others' mean of all": Fault("torch_ref/advantages.py", "/ (reward_G.numel() - 1)", "/ reward_G.numel()", "test_parity.py -k 'option and leave'"),
     "torch_ref: deviation with ddof 0": Fault("torch_ref/advantages.py", '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=1)', '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=0)', "test_parity.py -k 'option and leave'"),

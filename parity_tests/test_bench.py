@@ -17,8 +17,8 @@ from jax_grpo.bench.machine import processor
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.bench.problems import config_of, problem_of
 from jax_grpo.config import load_config
-from jax_grpo.memory.shapes import run_of
-from jax_grpo.process_failure import TRACEBACK, failure
+from jax_grpo.memory.programs import run_of
+from jax_grpo.system.process import TRACEBACK, failure
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

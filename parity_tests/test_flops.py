@@ -14,6 +14,7 @@ from jax_grpo.batch import Batch, FlatTokens
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.loss import token_terms
 from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.system import devices
 from jax_grpo.trainer import Trainer
 from jax_grpo.update import make_gradient, make_score
 from jax_grpo.useful_work import update_work
@@ -76,11 +77,11 @@ def test_rates_are_of_each_phase_and_without_a_known_peak_there_is_no_mfu():
     out = flops.rates(work, seconds, None)
     assert out == {"flops_per_second/rollout": one / 2, "flops_per_second/update": 3 * one}
     assert flops.rates(work, seconds, 4 * one)["mfu/update"] == pytest.approx(0.75)
-    assert flops.device_peak("cpu", "float32") is None
+    assert devices.device_peak("cpu", "float32") is None
 
 
 def test_the_measured_peak_is_of_this_machine():
-    assert 1e8 < flops.measured_peak("float32", 128) < 1e15
+    assert 1e8 < devices.measured_peak("float32", 128) < 1e15
 
 
 def with_constant_rows(batch):

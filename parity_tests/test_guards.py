@@ -19,14 +19,14 @@ import transformers
 from conftest import PATIENCE_S, config
 from flax import nnx
 
-from jax_grpo import phases as phases_module
 from jax_grpo import trainer as trainer_module
 from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.config_sections import CheckpointConfig, TaskConfig
+from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
 from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.out_of_memory import DeviceOutOfMemory, explained, next_micro_batches
-from jax_grpo.phases import Phases, Watchdog
 from jax_grpo.run_folder import RunFolder, RunFolderError, read_record, record_finish, record_start
+from jax_grpo.system import phases as phases_module
+from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.tasks.base import Prompt
 from jax_grpo.tasks.checked import RewardError, checked_score
 from jax_grpo.tasks.engine import EngineError
@@ -147,7 +147,7 @@ def test_out_of_memory_names_the_program_and_a_micro_batch_that_is_smaller():
     with (
         pytest.raises(DeviceOutOfMemory, match=r"the update program does not fit on cpu \(it asked for .*GB more\).*"
                       r"Its micro-batch has 8 completions: set update.micro_batches 4 \(now 2\) for 4,") as caught,
-        explained(phases, tiny),
+        explain_out_of_memory(phases, tiny),
     ):  # fmt: skip
         phases.run("update", lambda: jnp.zeros((1 << 24, 1 << 24)))  # a petabyte
     print(caught.value)
@@ -155,17 +155,17 @@ def test_out_of_memory_names_the_program_and_a_micro_batch_that_is_smaller():
         pytest.raises(
             DeviceOutOfMemory, match=r"the rollout program .*prompts.per_iteration 4 x rollout.group_size 4 = 16 comp"
         ),
-        explained(phases, tiny),
+        explain_out_of_memory(phases, tiny),
     ):
         phases.run("rollout", lambda: jnp.zeros((1 << 24, 1 << 24)))
     with (
         pytest.raises(
             DeviceOutOfMemory, match=r"the evaluation program .* 64 held-out prompts .* evaluation.positions 0"
         ),
-        explained(phases, tiny),
+        explain_out_of_memory(phases, tiny),
     ):
         phases.run("evaluation", lambda: jnp.zeros((1 << 24, 1 << 24)))
-    with pytest.raises(ZeroDivisionError), explained(phases, tiny):
+    with pytest.raises(ZeroDivisionError), explain_out_of_memory(phases, tiny):
         phases.run("update", lambda: 1 // 0)
 
 
@@ -275,7 +275,7 @@ def test_run_json_tells_every_start_and_survives_being_damaged(tmp_path):
 def test_a_first_signal_asks_and_a_second_one_ends(number):
     program = """
 import time
-from jax_grpo.stop_signals import StopSignals
+from jax_grpo.system.process import StopSignals
 with StopSignals() as stop:
     print("ready", flush=True)
     while not stop.requested:

@@ -12,12 +12,14 @@ import sys
 
 import pytest
 
-from jax_grpo import aot, targets
 from jax_grpo.bench import harness
 from jax_grpo.bench import lm_head as bench
+from jax_grpo.memory.compile import INSTALL, CannotCompile, jax_device
+from jax_grpo.memory.dumps import wide_dots
+from jax_grpo.system import devices
 
 PLUGIN = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
-needs_plugin = pytest.mark.skipif(not PLUGIN, reason=aot.INSTALL)
+needs_plugin = pytest.mark.skipif(not PLUGIN, reason=INSTALL)
 SHARED = 101376  # bytes of shared memory that a block may have on sm_89
 
 # Megabytes of arguments, results and temporaries; more than 2 % above is a failure.
@@ -27,18 +29,21 @@ S1 = {"pallas-small": 2893}
 # Several programs in one process: JAX starts once. Its platform is chosen before it is imported.
 SCRIPT = """
 import json, sys
-from jax_grpo import aot
+import jax
 from jax_grpo.bench.lm_head import SHAPES, abstract, step_of
+from jax_grpo.memory.compile import compile_program
+from jax_grpo.memory.dumps import wide_dots
+from jax_grpo.memory.programs import Program
 shape, found = SHAPES[sys.argv[1]], {}
 for name in sys.argv[2:]:
-    compiled = aot.compile_for("rtx4090", step_of(name, shape), *abstract(shape))
-    report = compiled.report
+    program = Program(name, jax.jit(step_of(name, shape)), abstract(shape))
+    compiled = compile_program("rtx4090", program, kernels="lm_head")
     found[name] = {
-        "megabytes": report.total / 1e6,
-        "wide_dots": report.wide_dots,
+        "megabytes": compiled.total / 1e6,
+        "wide_dots": wide_dots(compiled.hlo),
         "all_logits": f"[{shape.tokens},{shape.rows}]" in compiled.hlo,
-        "largest": report.buffers[0].size,
-        "kernels": [[k.name, k.spilled, k.shared] for k in report.kernels],
+        "largest": compiled.live[0].size,
+        "kernels": [[k.name, k.spilled, k.shared] for k in compiled.kernels],
     }
 print(json.dumps(found))
 """
@@ -98,18 +103,18 @@ HLO = """
 
 
 def test_matmuls_with_two_float32_operands_are_found():
-    assert [re.match(r"ROOT %(\w+)", line).group(1) for line in aot.wide_dots(HLO)] == ["wide"]
+    assert [re.match(r"ROOT %(\w+)", line).group(1) for line in wide_dots(HLO)] == ["wide"]
 
 
 def test_an_unknown_target_says_which_there_are():
-    with pytest.raises(targets.UnknownTarget, match="target 'rtx5090': expected one of h200, rtx4090"):
-        aot.device("rtx5090")
+    with pytest.raises(devices.UnknownTarget, match="target 'rtx5090': expected one of h200, rtx4090"):
+        jax_device("rtx5090")
 
 
 @pytest.mark.skipif(PLUGIN, reason="the plugin is installed")
 def test_without_the_plugin_the_error_says_what_to_install():
-    with pytest.raises(aot.CannotCompile, match=r"no compiler for rtx4090 here .*pip install 'jax_grpo.aot.'"):
-        aot.device("rtx4090")
+    with pytest.raises(CannotCompile, match=r"no compiler for rtx4090 here .*pip install 'jax_grpo.aot.'"):
+        jax_device("rtx4090")
 
 
 @pytest.mark.parametrize("target", ["local", "rtx4090"])

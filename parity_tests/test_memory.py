@@ -16,23 +16,23 @@ import numpy as np
 import pytest
 from conftest import config
 
-from jax_grpo import aot, targets
 from jax_grpo.config import load_config
 from jax_grpo.evaluation import during_training
 from jax_grpo.heldout import heldout_positions
-from jax_grpo.memory import buffers
 from jax_grpo.memory.__main__ import main
-from jax_grpo.memory.compiled import compile_program, device, program_bytes
-from jax_grpo.memory.largest import bytes_of, largest
+from jax_grpo.memory.compile import INSTALL, compile_program, device, program_bytes
+from jax_grpo.memory.dumps import Live, at_peak
+from jax_grpo.memory.fit import bytes_of, largest
 from jax_grpo.memory.measured import fresh
-from jax_grpo.memory.parts import parts
-from jax_grpo.memory.shapes import run_of
+from jax_grpo.memory.parts import bytes_by_part
+from jax_grpo.memory.programs import run_of
+from jax_grpo.system.devices import UnknownTarget
 from jax_grpo.train import make_evaluator
 from jax_grpo.trainer import Trainer
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PLUGIN = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
-needs_plugin = pytest.mark.skipif(not PLUGIN, reason=aot.INSTALL)
+needs_plugin = pytest.mark.skipif(not PLUGIN, reason=INSTALL)
 SPARE = 2e9  # bytes that a driver, an allocator and a screen may take
 
 
@@ -114,7 +114,7 @@ def test_a_small_run_needs_what_its_evaluation_needs_and_that_grows_with_its_bat
 
 def test_a_program_that_the_disk_has_is_compiled_anew_for_what_xla_says_of_it():
     """JAX's key leaves the options of dumps out, and a program from the disk (this session has a folder) dumps nothing."""
-    program = next(program for program in run_of(tiny()).programs if program.name == "reference")
+    program = run_of(tiny()).program("reference")
     first = compile_program("cpu", program)
     jax.clear_caches()
     assert compile_program("cpu", program) == first and first.live
@@ -128,10 +128,9 @@ def test_parts_sum_to_what_the_device_holds(offloaded):
     run = run.seen_from(shares_host_memory=True)
     for program in run.programs:
         compiled = compile_program("cpu", program)
-        by_part = parts(run, program, compiled)
-        outside = sum(size for name, size in run.resident.items() if name not in program.holds)
+        by_part = bytes_by_part(run, program, compiled)
         print(program.name, by_part)
-        assert sum(by_part.values()) == compiled.total + outside
+        assert sum(by_part.values()) == compiled.total + run.beside(program)
         assert by_part["parameters"] == run.resident["parameters"]
         assert by_part["moments"] == run.resident["moments"] >= 2 * by_part["parameters"]
 
@@ -193,13 +192,13 @@ LIVE = """  BufferLiveRange:
 def test_values_that_share_a_place_count_once_and_name_the_projects_line(tmp_path):
     for ending, text in (("", HLO), ("-buffer-assignment", ASSIGNMENT), ("-live-range", LIVE)):
         (tmp_path / f"m.after_optimizations{ending}.txt").write_text(text)
-    argument, temporary = sorted(buffers.at_peak(tmp_path), key=lambda live: live.place)
+    argument, temporary = sorted(at_peak(tmp_path), key=lambda live: live.place)
     assert (argument.place, argument.size) == ("argument", 32)
-    assert temporary == buffers.Live(32, "temporary", "f32[8]", "jit(f)/add", "jax_grpo/update.py:12")
+    assert temporary == Live(32, "temporary", "f32[8]", "jit(f)/add", "jax_grpo/update.py:12")
 
 
 def test_an_unknown_target_lists_those_there_are():
-    with pytest.raises(targets.UnknownTarget, match="target 'rtx5090': expected one of h200, rtx4090, cpu, local"):
+    with pytest.raises(UnknownTarget, match="target 'rtx5090': expected one of h200, rtx4090, cpu, local"):
         device("rtx5090")
     with pytest.raises(SystemExit, match="--target rtx4090 is not it: give cpu or local"):
         main(["--config", "x.yaml", "--measure"])

@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 from short_runs import TIMES
 
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.memory.compiled import program_bytes
-from jax_grpo.memory.largest import bytes_of
-from jax_grpo.memory.micro_batches import MARGIN, NothingFits, available, chosen, fewest, limit_of
-from jax_grpo.memory.shapes import run_of
+from jax_grpo.memory.compile import program_bytes
+from jax_grpo.memory.fit import MARGIN, NothingFits, bytes_of, choose_micro_batches, fewest, limit_of
+from jax_grpo.memory.programs import run_of
+from jax_grpo.system.memory import available
 from jax_grpo.train import train
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
@@ -100,7 +100,7 @@ def test_a_limit_below_one_completion_is_refused_before_training():
     with pytest.raises(
         NothingFits, match=r"needs 0\.\d+ GB with one completion at a time, and 90% of 0.000 GB may be used"
     ):
-        chosen(settings(micro_batches="auto", memory_limit_gb=1e-6, minibatches=4), print)
+        choose_micro_batches(settings(micro_batches="auto", memory_limit_gb=1e-6, minibatches=4), print)
 
 
 @pytest.mark.slow  # the programs of a search
@@ -119,12 +119,12 @@ def test_an_evaluation_that_no_micro_batch_makes_smaller_is_refused_by_its_name(
     with pytest.raises(
         NothingFits, match=r"the evaluation/\w+ program needs .* however the update is cut.*evaluation\.positions 0"
     ):
-        chosen(Config.model_validate(values), print)
+        choose_micro_batches(Config.model_validate(values), print)
 
 
 def test_a_changed_batch_that_the_old_number_does_not_cut_is_chosen_for_anew():
     said: list[str] = []
-    found = chosen(
+    found = choose_micro_batches(
         settings(micro_batches="auto", memory_limit_gb=1.0), said.append, before={"update": {"micro_batches": 7}}
     )
     assert found.update.micro_batches == 1

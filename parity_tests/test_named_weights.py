@@ -15,7 +15,7 @@ from jax_grpo.checkpoint import Checkpoints, content_hash
 from jax_grpo.config import check_files
 from jax_grpo.config_loading import ConfigError, load_yaml
 from jax_grpo.config_sections import CheckpointConfig
-from jax_grpo.memory.shapes import run_of
+from jax_grpo.memory.programs import run_of
 from jax_grpo.model import GPT2Config
 from jax_grpo.named_weights import find_weights, load_named
 from jax_grpo.player import Player

@@ -7,9 +7,7 @@ that keeps all programs reached five gigabytes. Those that come back are read fr
 
 import gc
 import os
-import resource
 import shutil
-import sys
 import tempfile
 
 import pytest
@@ -43,21 +41,14 @@ _made = share_compiled_programs()
 # isort: split
 import jax  # noqa: E402 (reads the variables)
 
-from jax_grpo import resident_memory  # noqa: E402
+from jax_grpo.system import memory  # noqa: E402
 
 
 def release() -> None:
     """Drops every compiled program, and has freed memory go back to the system."""
     jax.clear_caches()
     gc.collect()
-    resident_memory.trim()
-
-
-def peak() -> int:
-    """Bytes of this process at their most so far, or since something made the count begin anew."""
-    if resident_memory.counted():
-        return resident_memory.resident("VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    memory.trim()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,14 +81,14 @@ def pytest_runtest_protocol(item):
     """Looks after each test: a test of the measurements themselves makes the count begin anew."""
     done = yield
     stash = item.config.stash
-    if (found := peak()) > stash[PEAK][0]:
+    if (found := memory.peak()) > stash[PEAK][0]:
         stash[PEAK] = found, item.nodeid
-    if resident_memory.counted():
-        now = resident_memory.resident("VmRSS")
+    if memory.counted():
+        now = memory.resident()
         stash[KEPT] = min(stash[KEPT], now)
         if now > max(FULL_BYTES, stash[KEPT] + GROWTH_BYTES):
             release()
-            stash[KEPT] = resident_memory.resident("VmRSS")
+            stash[KEPT] = memory.resident()
     return done
 
 

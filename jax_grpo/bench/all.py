@@ -21,7 +21,7 @@ from jax_grpo.bench.harness import HEADER, command_parser, header, line, row, sa
 from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.bench.scaling import exponent_lines
-from jax_grpo.process_failure import failure
+from jax_grpo.system.process import failure
 
 CPU, ACCELERATOR = ("cpu",), ("accelerator",)
 

@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -19,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_grpo import resident_memory
 from jax_grpo.bench.machine import line_of, machine
-from jax_grpo.process_failure import failure
+from jax_grpo.system import memory
+from jax_grpo.system.process import child_record
 
 Step = Callable[[], Any]  # does the work and waits for it
 LEAST_STEPS = 3  # timed, of every variant: a median of fewer is one measurement
@@ -136,7 +135,7 @@ def measure(
     _count_peak_anew()  # reading weights is not the work
     started = time.perf_counter()
     result = prepared.step()
-    first_s, first_peak = time.perf_counter() - started, _process_peak()
+    first_s, first_peak = time.perf_counter() - started, memory.peak()
     facts = {**prepared.facts, **prepared.check(result)}
     agree(facts, facts if expected is None else expected)
     del result
@@ -145,7 +144,7 @@ def measure(
     median = statistics.median(times)
     record = {"steps": len(times), "median_ms": median, "min_ms": min(times), "max_ms": max(times)}
     record |= {"first_step_s": first_s, "first_step_peak_bytes": first_peak}
-    record |= {"process_peak_bytes": _process_peak(), "device_peak_bytes": _device_peak(), **facts}
+    record |= {"process_peak_bytes": memory.peak(), "device_peak_bytes": _device_peak(), **facts}
     record |= prepared.after()
     if "flops" in record:
         record["teraflops_per_second"] = record["flops"] / median * 1e-9
@@ -158,17 +157,10 @@ def measure(
 
 def _count_peak_anew() -> None:
     """Of the process, and of PyTorch's device; JAX has no such call."""
-    resident_memory.trim()
-    resident_memory.forget_peak()
+    memory.trim()
+    memory.forget_peak()
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-
-
-def _process_peak() -> int:
-    if resident_memory.counted():
-        return resident_memory.resident("VmHWM")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _device_peak() -> int | None:
@@ -220,12 +212,9 @@ def run_child(
     command = [sys.executable, "-m", bench.module, CHILD, json.dumps(given)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit_s)
+        return child_record(command, environment, limit_s)
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {limit_s:.0f} s"}
-    if done.returncode:
-        return {"error": failure(done.stderr, done.returncode)}
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _child(
@@ -240,7 +229,7 @@ def _child(
     """The record of the variant that this process was started for; see `run_child`."""
     until = time.monotonic() + limit_s
     if allocator == ALLOCATORS[True]:
-        resident_memory.give_back_early()
+        memory.give_back_early()
     return measure(bench.variants[variant](problem), steps, until, expected)
 
 

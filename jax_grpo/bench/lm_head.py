@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo import aot, targets
 from jax_grpo.bench import harness
 from jax_grpo.bench.harness import Bench, Prepared, milliseconds, torch_device, wait_for_torch
 from jax_grpo.bench.machine import line_of, machine
@@ -31,7 +30,11 @@ from jax_grpo.layers import VOCAB_MULTIPLE
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import WHOLE, Tiling
+from jax_grpo.memory.compile import compile_program
+from jax_grpo.memory.dumps import wide_dots
+from jax_grpo.memory.programs import Program
 from jax_grpo.objective import surrogate
+from jax_grpo.system import devices
 
 OBJECTIVE = ObjectiveConfig()
 SEQUENCE = 128  # tokens that share an advantage
@@ -320,7 +323,8 @@ BENCH = bench_of(PARAM_DTYPES[0])
 def compiled_record(name: str, shape: Shape, target: str) -> dict[str, Any]:
     """What a head's loss and gradients need on the target, in bytes; `error` where it cannot be compiled."""
     try:
-        report = aot.compile_for(target, step_of(name, shape), *abstract(shape)).report
+        program = Program(name, jax.jit(step_of(name, shape)), abstract(shape))
+        report = compile_program(target, program, kernels="lm_head")
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return {
@@ -328,8 +332,8 @@ def compiled_record(name: str, shape: Shape, target: str) -> dict[str, Any]:
         "outputs": report.outputs,
         "temporaries": report.temporaries,
         "total": report.total,
-        "largest": [[buffer.size, buffer.kind, *buffer.shapes] for buffer in report.buffers[:5]],
-        "float32_dots": len(report.wide_dots),
+        "largest": [[live.size, live.place, live.shape] for live in report.live[:5]],
+        "float32_dots": len(wide_dots(report.hlo)),
         "kernels": [vars(kernel) for kernel in report.kernels],
     }
 
@@ -366,7 +370,7 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--shape", dest="problem", default=argparse.SUPPRESS, help="--problem, or T,H,V")
     options.add_argument("--implementation", dest="variants", default=argparse.SUPPRESS, help="--variants")
     options.add_argument(
-        "--target", default="local", choices=[*targets.known(), "local"], help="compiled for, or timed"
+        "--target", default="local", choices=[*devices.known(), "local"], help="compiled for, or timed"
     )
     options.add_argument("--param-dtype", default=PARAM_DTYPES[0], choices=PARAM_DTYPES, help="of the embedding")
     given, _ = options.parse_known_args(argv)

@@ -49,14 +49,14 @@ def speeds() -> dict[str, Any]:
     """JAX's device here, its float32 matmul rate in FLOPs a second and its bandwidth in bytes a second."""
     import jax
 
-    from jax_grpo import flops
+    from jax_grpo.system import devices
 
     device = jax.devices()[0]
     return {
         "on": device.platform,
         "device": device.device_kind,
-        "peak_flops": flops.measured_peak("float32", square()),
-        "bandwidth": flops.measured_bandwidth(),
+        "peak_flops": devices.measured_peak("float32", square()),
+        "bandwidth": devices.measured_bandwidth(),
     }
 
 

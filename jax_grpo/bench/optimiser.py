@@ -10,8 +10,8 @@ from jax_grpo.bench.problems import bench_of, config_of, problem_of, weights
 
 
 def _ours(name: str, **update: Any) -> Prepared:
-    from jax_grpo.compilation import training_options
     from jax_grpo.optimiser import adamw, kept, moved
+    from jax_grpo.system.compilation import training_options
 
     config = config_of(problem_of(name), update=update).update
     params = {key: jnp.asarray(x) for key, x in weights(problem_of(name)).items()}

@@ -93,7 +93,7 @@ def sizes_of(file: str) -> Problem:
     Raises:
         ConfigError: no such file, or no config.
     """
-    from jax_grpo.memory.shapes import architecture
+    from jax_grpo.memory.programs import architecture
     from jax_grpo.programs import padded_prompt
     from jax_grpo.tokenizer import Tokenizer
 

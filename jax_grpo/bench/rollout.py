@@ -63,14 +63,14 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
     import jax
     import jax.numpy as jnp
 
-    from jax_grpo import targets
+    from jax_grpo.system import devices
 
     device, dtype = jax.devices()[0], jnp.dtype(problem.dtype)
     leaves = {jax.tree_util.keystr(path): x.astype(dtype) for path, x in jax.tree_util.tree_leaves_with_path(params)}
     embedding = next(x for name, x in leaves.items() if "wte" in name)
     matrices = [x for name, x in leaves.items() if x.ndim == 2 and "wte" not in name and "wpe" not in name]
     if device.platform != "cpu":
-        known = {target.device_kind: target.bandwidth for target in map(targets.read, targets.known())}
+        known = {target.device_kind: target.bandwidth for target in map(devices.read, devices.known())}
         # Tokens that are read from the caches, on average.
         tokens = problem.prompts * problem.prompt + problem.rows * problem.completion / 2
         cache = 2 * problem.layers * problem.width * tokens * dtype.itemsize

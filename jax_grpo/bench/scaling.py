@@ -24,7 +24,8 @@ from jax_grpo.bench.harness import header, line, milliseconds
 from jax_grpo.bench.machine import machine, speeds
 from jax_grpo.bench.problems import Problem
 from jax_grpo.flops import Work
-from jax_grpo.memory.shapes import Program, Run, run_of
+from jax_grpo.memory.compile import memory_of
+from jax_grpo.memory.programs import Program, Run, run_of
 from jax_grpo.model import GPT2Config
 
 BASE = {"batch": 32, "length": 32, "width": 128, "depth": 2}
@@ -102,8 +103,7 @@ def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
 def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
     """Milliseconds of the program, its compiled bytes, what both should be like, and the least bytes it must move."""
     compiled = program.function.lower(*program.arguments).compile()
-    memory = compiled.memory_analysis()
-    assert memory is not None
+    memory = memory_of(compiled)
     held = {"arguments": jax.tree.map(filled, program.arguments)}
     if program.name == "rollout":
         *others, caps_P = held["arguments"]
@@ -122,20 +122,19 @@ def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
     forward = flops.forward(run.architecture, work)
     if program.name == "rollout":
         # It reads the weights once a token.
-        moved, needed = problem.completion * memory.argument_size_in_bytes, forward
+        moved, needed = problem.completion * memory.arguments, forward
         expected = rollout_bytes(run.architecture, work, parameters, problem.rows)
     else:
         # It reads and writes the weights, their moments and gradients once.
-        moved, needed = 2 * memory.argument_size_in_bytes, (1 + flops.BACKWARD) * forward
+        moved, needed = 2 * memory.arguments, (1 + flops.BACKWARD) * forward
         keys = problem.prompt + problem.completion
         scores = problem.prompts * problem.prompt**2 + problem.rows * problem.completion * keys
         expected = update_bytes(run.architecture, work, parameters, scores)
-    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "program": program.name,
         "median_ms": statistics.median(times),
         "min_ms": min(times),
-        "bytes": memory.argument_size_in_bytes + results + memory.temp_size_in_bytes,
+        "bytes": memory.total,
         "expected_bytes": expected,
         "flops": needed,
         "traffic_bytes": moved,

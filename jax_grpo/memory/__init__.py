@@ -1,6 +1,5 @@
 """What a run needs in memory, known before it starts: `python -m jax_grpo.memory --config C.yaml --target rtx4090`.
 
-`shapes` lists the run's programs, `compiled` compiles one for a device that need not be there, `buffers` reads what is alive at its
-peak, `largest` looks for the batch that still fits, `micro_batches` for the fewest of them, `report` and `picture` say it,
-`measured` checks it against a real run.
+Owns the programs of a run as shapes, their compilation for a device that need not be there, and what XLA says of it. Knows the
+trainer's programs but not the trainer: never runs one, except to check itself (`measured`).
 """

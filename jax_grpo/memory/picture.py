@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from jax_grpo.memory.parts import PARTS
-from jax_grpo.memory.report import GB, Report
+from jax_grpo.memory.report import Report
+from jax_grpo.system.memory import GB
 
 
 def save_picture(report: Report, path: Path, title: str) -> Path:

@@ -6,22 +6,22 @@ from typing import Any
 import jax
 
 from jax_grpo.config import Config
-from jax_grpo.memory.buffers import Live
-from jax_grpo.memory.compiled import POOL, Compiled, Device, compile_program, device
-from jax_grpo.memory.largest import largest_batch, largest_micro_batch
-from jax_grpo.memory.parts import part_of, parts
-from jax_grpo.memory.shapes import Program, Run, run_of
+from jax_grpo.memory.compile import POOL, Compiled, Device, compile_program, device
+from jax_grpo.memory.dumps import Live
+from jax_grpo.memory.fit import largest_completions, run_on
+from jax_grpo.memory.parts import bytes_by_part, part_of
+from jax_grpo.memory.programs import Program, Run
+from jax_grpo.system.memory import GB
 
 TOP = 8  # kinds of buffer listed for a program
-GB = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
-    """Arrays alike at a program's peak: how many, bytes of all, and what made them."""
+    """Arrays alike at a program's peak; see `dumps.Live`."""
 
     count: int
-    size: int
+    size: int  # bytes of all
     shape: str
     part: str
     operation: str
@@ -45,28 +45,17 @@ class ProgramReport:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A run's memory on a device.
-
-    Attributes:
-        device: what it was compiled for.
-        jax: version.
-        assumed: what was assumed because it is not on this machine; None when nothing was.
-        parameters: how many the model has.
-        resident: bytes that stay on the device from program to program, by name.
-        in_host: bytes kept in the host's memory instead.
-        programs: one each.
-        largest_micro_batch, largest_batch: completions and bytes; None when not looked for.
-    """
+    """A run's memory on a device, in bytes."""
 
     device: Device
-    jax: str
-    assumed: str | None
-    parameters: int
-    resident: dict[str, int]
-    in_host: dict[str, int]
+    jax: str  # its version
+    assumed: str | None  # because it is not on this machine
+    parameters: int  # how many the model has
+    resident: dict[str, int]  # what stays on the device from program to program, by name
+    in_host: dict[str, int]  # what is kept in the host's memory instead
     programs: tuple[ProgramReport, ...]
-    largest_micro_batch: tuple[int, int] | None = None
-    largest_batch: tuple[int, int] | None = None
+    largest_micro_batch: tuple[int, int] | None  # completions and bytes; None when not looked for
+    largest_batch: tuple[int, int] | None
 
     @property
     def total(self) -> int:
@@ -88,29 +77,29 @@ def report(config: Config, target: str, *, search: bool = False) -> Report:
 
     Args:
         config: of the run.
-        target: a file of `targets`, `cpu` or `local`.
+        target: a file of `system.devices`, `cpu` or `local`.
         search: also look for the largest micro-batch and batch, which compiles some ten programs more.
 
     Raises:
-        UnknownTarget: see `compiled.device`.
-        CannotCompile: see `compiled.compile_program`.
+        UnknownTarget, CannotCompile: see `compile.jax_device`.
     """
-    where = device(target)
-    run = run_of(config).seen_from(where.shares_host_memory)
-    made = tuple(_program(run, program, compile_program(target, program)) for program in run.programs)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.programs[0].arguments[0]))
-    found = Report(where, jax.__version__, run.assumed, parameters, run.resident, run.in_host, made)
-    if not search:
-        return found
-    return dataclasses.replace(
-        found,
-        largest_micro_batch=largest_micro_batch(config, where),
-        largest_batch=largest_batch(config, where),
+    where, run = device(target), run_on(target, config)
+    programs = tuple(_program(run, program, compile_program(target, program)) for program in run.programs)
+    return Report(
+        where,
+        jax.__version__,
+        run.assumed,
+        sum(leaf.size for leaf in jax.tree.leaves(run.programs[0].arguments[0])),
+        run.resident,
+        run.in_host,
+        programs,
+        largest_completions(config, "update", where) if search else None,
+        largest_completions(config, "rollout", where) if search else None,
     )
 
 
 def _program(run: Run, program: Program, compiled: Compiled) -> ProgramReport:
-    by_part = parts(run, program, compiled)
+    parts = bytes_by_part(run, program, compiled)
     return ProgramReport(
         program.name,
         compiled.arguments,
@@ -118,8 +107,8 @@ def _program(run: Run, program: Program, compiled: Compiled) -> ProgramReport:
         compiled.aliased,
         compiled.temporaries,
         compiled.total,
-        sum(by_part.values()),
-        by_part,
+        sum(parts.values()),
+        parts,
         _alike([live for live in compiled.live if live.place == "temporary"], run, program),
     )
 
@@ -129,56 +118,54 @@ def _alike(temporaries: list[Live], run: Run, program: Program) -> tuple[Buffers
     groups: dict[tuple[str, str, str], list[Live]] = {}
     for live in temporaries:
         groups.setdefault((live.shape, live.operation, live.source), []).append(live)
-    made = [
+    buffers = [
         Buffers(len(alike), sum(x.size for x in alike), shape, part_of(alike[0], run, program), operation, source)
         for (shape, operation, source), alike in groups.items()
     ]
-    return tuple(sorted(made, key=lambda buffers: -buffers.size)[:TOP])
+    return tuple(sorted(buffers, key=lambda buffers: -buffers.size)[:TOP])
 
 
-def text(found: Report) -> str:
+def text(report: Report) -> str:
     """The report as Markdown."""
-    device, lines = found.device, []
-    if found.assumed:
-        lines += [f"Note: {found.assumed}.", ""]
-    fits = "fits" if found.spare >= 0 else "DOES NOT FIT"
-    words = "to spare" if found.spare >= 0 else "missing"
+    device, programs = report.device, report.programs
+    lines = [f"Note: {report.assumed}.", ""] if report.assumed else []
+    verdict, remainder = ("fits", "to spare") if report.spare >= 0 else ("DOES NOT FIT", "missing")
     lines += [
-        f"**{fits} on {device.kind} ({device.memory / GB:.2f} GB) with {abs(found.spare) / GB:.2f} GB {words}**: the run "
-        f"needs {found.total / GB:.2f} GB at its fullest. {found.parameters:,} parameters, JAX {found.jax}.",
+        f"**{verdict} on {device.kind} ({device.memory / GB:.2f} GB) with {abs(report.spare) / GB:.2f} GB {remainder}**: the run "
+        f"needs {report.total / GB:.2f} GB at its fullest. {report.parameters:,} parameters, JAX {report.jax}.",
         "",
     ]
-    if device.target not in ("cpu",):
+    if device.target != "cpu":
         pool = POOL * device.memory
+        enough = report.total <= pool
         lines += [
             f"JAX takes {POOL:.0%} of a GPU unless told otherwise, {pool / GB:.2f} GB: "
-            + ("enough." if found.total <= pool else "too little; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95."),
+            + ("enough." if enough else "too little; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95."),
             "",
         ]
-    lines += [f"In the host's memory: {name}, {bytes_ / GB:.2f} GB.\n" for name, bytes_ in found.in_host.items()]
-    names = [name for name in dict.fromkeys(name for p in found.programs for name in p.parts)]
-    lines += [
-        "| MB | " + " | ".join(program.name for program in found.programs) + " |",
-        "|---|" + "---|" * len(found.programs),
-    ]
-    for name in ("arguments", "outputs", "aliased", "temporaries", "peak"):
-        lines.append(_line(f"program: {name}", [getattr(program, name) for program in found.programs]))
-    for name in names:
-        lines.append(_line(name, [program.parts.get(name, 0) for program in found.programs]))
-    lines.append(_line("**device, total**", [program.total for program in found.programs]))
-    for program in found.programs:
+    lines += [f"In the host's memory: {name}, {bytes_ / GB:.2f} GB.\n" for name, bytes_ in report.in_host.items()]
+    rows = {
+        f"program: {name}": [getattr(program, name) for program in programs]
+        for name in ("arguments", "outputs", "aliased", "temporaries", "peak")
+    }
+    parts = dict.fromkeys(part for program in programs for part in program.parts)
+    rows |= {part: [program.parts.get(part, 0) for program in programs] for part in parts}
+    rows["**device, total**"] = [program.total for program in programs]
+    lines += [_row("MB", [program.name for program in programs]), "|---|" + "---|" * len(programs)]
+    lines += [_row(name, [f"{bytes_ / 1e6:,.1f}" for bytes_ in sizes]) for name, sizes in rows.items()]
+    for program in programs:
         lines += ["", f"Largest temporaries of `{program.name}`:", "", "| MB | arrays | what | made by | at |"]
         lines.append("|---|---|---|---|---|")
-        for made in program.buffers:
-            what = f"{made.count} x `{made.shape}`"
+        for alike in program.buffers:
+            arrays = f"{alike.count} x `{alike.shape}`"
             lines.append(
-                f"| {made.size / 1e6:.1f} | {what} | {made.part} | {made.operation or '-'} | {made.source or '-'} |"
+                _row(f"{alike.size / 1e6:.1f}", [arrays, alike.part, alike.operation or "-", alike.source or "-"])
             )
-    for label, pair in (("micro-batch", found.largest_micro_batch), ("batch", found.largest_batch)):
-        if pair:
-            lines += ["", f"Largest {label} that fits: {pair[0]} completions ({pair[1] / GB:.2f} GB)."]
+    for label, largest in (("micro-batch", report.largest_micro_batch), ("batch", report.largest_batch)):
+        if largest:
+            lines += ["", f"Largest {label} that fits: {largest[0]} completions ({largest[1] / GB:.2f} GB)."]
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, sizes: list[int]) -> str:
-    return f"| {name} | " + " | ".join(f"{bytes_ / 1e6:,.1f}" for bytes_ in sizes) + " |"
+def _row(name: str, cells: list[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"

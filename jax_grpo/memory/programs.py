@@ -3,6 +3,7 @@
 Shapes follow each other as in training: what one program returns is what the next one gets. Knows no device.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from jax_grpo.loading import random_architecture
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored
 from jax_grpo.tasks import make_task
+from jax_grpo.tasks.base import Task
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.update import TrainState, init_state
 from jax_grpo.weights import read_config
@@ -32,37 +34,28 @@ GPT2_SMALL = {"num_layers": 12, "num_heads": 12, "hidden_size": 768, "max_positi
 
 
 class Program(NamedTuple):
-    """One program of a run: what jit makes of `function` for `arguments`.
+    """One program of a run: what jit makes of the trainer's own function for these arguments."""
 
-    Attributes:
-        name: `rollout`, `score`, `reference` or `update`; `evaluation/greedy` or `evaluation/sampled` of held-out prompts.
-        function: jitted; the trainer's own.
-        arguments: trees of `jax.ShapeDtypeStruct`.
-        holds: which of the run's resident arrays are among the arguments: `parameters`, `moments`, `reference`.
-    """
+    name: str  # `rollout`, `score`, `reference` or `update`; `evaluation/greedy` or `evaluation/sampled` of held-out prompts
+    function: Callable[..., Any]  # jitted
+    arguments: tuple[Any, ...]  # trees of `jax.ShapeDtypeStruct`
+    holds: tuple[str, ...] = ()  # the resident arrays that are among them: `parameters`, `moments`, `reference`
 
-    name: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    holds: tuple[str, ...]
+    @property
+    def generates(self) -> bool:
+        """Whether it makes completions, and so has a cache; micro-batches do not change its memory."""
+        return self.name == "rollout" or self.name.startswith(EVALUATION)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Programs of a run and the arrays that stay in memory from one to the next, in bytes by name.
+    """Programs of a run and the arrays that stay in memory from one to the next."""
 
-    Attributes:
-        programs: an iteration's in the order they run, then the evaluation's.
-        resident: on the device.
-        in_host: kept in the host's memory (`update.offload_optimizer`); see `seen_from`.
-        architecture, assumed: see `architecture`.
-    """
-
-    programs: tuple[Program, ...]
-    resident: dict[str, int]
-    in_host: dict[str, int]
+    programs: tuple[Program, ...]  # an iteration's in the order they run, then the evaluation's
+    resident: dict[str, int]  # bytes on the device by name
+    in_host: dict[str, int]  # bytes in the host's memory (`update.offload_optimizer`); see `seen_from`
     architecture: GPT2Config
-    assumed: str | None
+    assumed: str | None  # see `architecture`
 
     def seen_from(self, shares_host_memory: bool) -> "Run":
         """The run as a device sees it: to one whose memory is the host's, nothing is elsewhere."""
@@ -71,15 +64,18 @@ class Run:
         resident = {name: bytes_ + self.in_host.get(name, 0) for name, bytes_ in self.resident.items()}
         return dataclasses.replace(self, resident=resident, in_host={})
 
+    def beside(self, program: Program) -> int:
+        """Bytes of resident arrays that are in memory while the program runs and are not among its arguments."""
+        return sum(bytes_ for name, bytes_ in self.resident.items() if name not in program.holds)
+
+    def program(self, name: str) -> Program:
+        """The program of that name."""
+        return next(program for program in self.programs if program.name == name)
+
 
 def size(tree: Any) -> int:
     """Bytes of a tree of arrays or shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    # `jax.eval_shape` forgets the memory. The device is whatever the program is compiled for (`aot.on_device`).
-    return leaf.update(sharding=SingleDeviceSharding(jax.devices()[0], memory_kind=HOST)) if leaf.ndim else leaf
 
 
 def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config, str | None]:
@@ -108,16 +104,13 @@ def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config,
 
 def run_of(config: Config) -> Run:
     """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket."""
-    tokenizer, task = Tokenizer.load(config.model.tokenizer), make_task(config.task)
-    try:
-        return _run_of(config, tokenizer, task)
-    finally:
-        task.close()
+    with contextlib.closing(make_task(config.task)) as task:
+        return _run_of(config, Tokenizer.load(config.model.tokenizer), task)
 
 
-def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
-    sizes, assumed = architecture(config.model, tokenizer)
+def _run_of(config: Config, tokenizer: Tokenizer, task: Task) -> Run:
     model = config.model
+    sizes, assumed = architecture(model, tokenizer)
 
     def build() -> GPT2:
         dtypes = {"param_dtype": jnp.dtype(model.param_dtype), "compute_dtype": jnp.dtype(model.compute_dtype)}
@@ -129,38 +122,49 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Any) -> Run:
     if config.update.offload_optimizer:
         state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
         in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
-    programs = make_programs(config, graphdef, tokenizer, task)
-    prompts, width = config.prompts.per_iteration, padded_prompt(config)
+    resident = {"parameters": size(params), "moments": moments - in_host.get("moments", 0)}
+    functions = make_programs(config, graphdef, tokenizer, task)
+    generation = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
+    rollout = jax.eval_shape(functions.generate, *generation)
+    unscored_batch: Batch = jax.eval_shape(unscored, *generation[1:3], rollout)
+    batch = unscored_batch
+    programs = [Program("rollout", functions.generate, generation, ("parameters",))]
+    if needs_old_logp(config):
+        programs.append(Program("score", functions.score, (params, unscored_batch), ("parameters",)))
+        logp, entropy = jax.eval_shape(functions.score, params, unscored_batch)
+        for_mask = entropy if config.objective.entropy_quantile > 0 else None
+        batch = dataclasses.replace(batch, old_logp_BS=logp, entropy_BS=for_mask)
+    if config.kl.beta > 0:
+        reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
+        programs.append(Program("reference", functions.score, (reference, unscored_batch), ("reference",)))
+        resident["reference"] = size(reference)
+        ref_logp, _ = jax.eval_shape(functions.score, reference, unscored_batch)
+        batch = dataclasses.replace(batch, ref_logp_BS=ref_logp)
+    minibatch = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
+    programs.append(Program("update", functions.update, (state, minibatch), ("parameters", "moments")))
+    if config.evaluation.positions:
+        modes = during_training.make_programs(
+            graphdef,
+            tokenizer,
+            task,
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+        )
+        generation = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
+        programs += [Program(f"{EVALUATION}{mode}", made, generation, ("parameters",)) for mode, made in modes.items()]
+    return Run(tuple(programs), resident, in_host, sizes, assumed)
+
+
+def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    # `jax.eval_shape` forgets the memory. The device is whatever the program is compiled for (`compile.compile_program`).
+    return leaf.update(sharding=SingleDeviceSharding(jax.devices()[0], memory_kind=HOST)) if leaf.ndim else leaf
+
+
+def _generation_arguments(params: Any, prompts: int, width: int) -> tuple[Any, ...]:
+    """Parameters, the ids and mask of so many prompts, and the numbers of `rollout.make_generate`'s program."""
 
     def int32(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-    prompt = [int32(prompts, width)] * 2  # ids and mask
-    asked = (params, *prompt, int32(prompts), int32(prompts), int32(), int32(), int32(prompts))
-    found = [Program("rollout", programs.generate, asked, ("parameters",))]
-    rollout = jax.eval_shape(programs.generate, *asked)
-    bare: Batch = jax.eval_shape(unscored, *prompt, rollout)
-    batch = bare
-    if needs_old_logp(config):
-        found.append(Program("score", programs.score, (params, bare), ("parameters",)))
-        logp, entropy = jax.eval_shape(programs.score, params, bare)
-        kept = entropy if config.objective.entropy_quantile > 0 else None
-        batch = dataclasses.replace(batch, old_logp_BS=logp, entropy_BS=kept)
-    resident = {"parameters": size(params), "moments": moments - in_host.get("moments", 0)}
-    if config.kl.beta > 0:
-        reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
-        found.append(Program("reference", programs.score, (reference, bare), ("reference",)))
-        resident["reference"] = size(reference)
-        batch = dataclasses.replace(batch, ref_logp_BS=jax.eval_shape(programs.score, reference, bare)[0])
-    piece = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
-    found.append(Program("update", programs.update, (state, piece), ("parameters", "moments")))
-    if config.evaluation.positions:
-        settings = config.rollout
-        modes = during_training.make_programs(
-            graphdef, tokenizer, task, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
-        )
-        batch_of = during_training.BATCH
-        held_out = [int32(batch_of, width)] * 2
-        asked = (params, *held_out, int32(batch_of), int32(batch_of), int32(), int32(), int32(batch_of))
-        found += [Program(f"{EVALUATION}{mode}", made, asked, ("parameters",)) for mode, made in modes.items()]
-    return Run(tuple(found), resident, in_host, sizes, assumed)
+    tokens, number_each = int32(prompts, width), int32(prompts)
+    return params, tokens, tokens, number_each, number_each, int32(), int32(), number_each

@@ -8,7 +8,9 @@ import jax
 
 from jax_grpo.config import Config
 from jax_grpo.evaluation.during_training import BATCH
-from jax_grpo.phases import Phases
+from jax_grpo.memory.fit import step_completions
+from jax_grpo.system.memory import GB
+from jax_grpo.system.phases import Phases
 
 
 class DeviceOutOfMemory(RuntimeError):
@@ -16,7 +18,7 @@ class DeviceOutOfMemory(RuntimeError):
 
 
 @contextlib.contextmanager
-def explained(phases: Phases, config: Config) -> Iterator[None]:
+def explain_out_of_memory(phases: Phases, config: Config) -> Iterator[None]:
     """Turns the runtime's RESOURCE_EXHAUSTED inside into one clear error.
 
     Raises:
@@ -38,31 +40,30 @@ def _asked(message: str) -> str:
     number = re.search(r"allocat\w* (?:of )?(\d+)(?: bytes)?|allocat\w* ([\d.]+ ?[KMGT]i?B)", message)
     if number is None:
         return ""
-    return f" (it asked for {int(number[1]) / 1e9:.2f} GB more)" if number[1] else f" (it asked for {number[2]} more)"
+    return f" (it asked for {f'{int(number[1]) / GB:.2f} GB' if number[1] else number[2]} more)"
 
 
 def _advice(program: str, config: Config) -> str:
-    prompts, group = config.prompts.per_iteration, config.rollout.group_size
+    prompts, group, cap = config.prompts.per_iteration, config.rollout.group_size, config.rollout.max_new_tokens
     if program == "rollout":
         return (
             f"It generates prompts.per_iteration {prompts} x rollout.group_size {group} = {prompts * group} completions of "
-            f"up to {config.rollout.max_new_tokens} tokens side by side: lower one of the three"
+            f"up to {cap} tokens side by side: lower one of the three"
         )
     if program == "evaluation":
         return (
-            f"It generates completions of up to {config.rollout.max_new_tokens} tokens for {BATCH} held-out prompts side by "
+            f"It generates completions of up to {cap} tokens for {BATCH} held-out prompts side by "
             f"side: lower rollout.max_new_tokens or prompts.max_prompt_tokens, or set evaluation.positions 0"
         )
-    parts, now = next_micro_batches(config), config.update.parts
-    if parts is None:
+    now, more, completions = config.update.parts, next_micro_batches(config), step_completions(config)
+    if more is None:
         return "Its micro-batch is one completion already: lower rollout.max_new_tokens, or set model.remat true"
-    rows = prompts * group // config.update.minibatches
     return (
-        f"Its micro-batch has {rows // now} completions: set update.micro_batches {parts} (now {now}) "
-        f"for {rows // parts}, which trains the same; model.remat true also saves memory"
+        f"Its micro-batch has {completions // now} completions: set update.micro_batches {more} (now {now}) "
+        f"for {completions // more}, which trains the same; model.remat true also saves memory"
     )
 
 
 def next_micro_batches(config: Config) -> int | None:
     """The smallest larger `update.micro_batches` that the config allows; None when there is none."""
-    return next((parts for parts in config.possible_micro_batches() if parts > config.update.parts), None)
+    return next((count for count in config.possible_micro_batches() if count > config.update.parts), None)

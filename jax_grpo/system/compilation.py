@@ -1,7 +1,7 @@
-"""What XLA compiles in a run: kept on the disk for the next one, and counted by function.
+"""What XLA compiles in a run: kept on the disk for the next one, counted by function, and traced by JAX's profiler.
 
 Each of a run's programs is compiled once for every width that prompts are padded to, so at most `max_prompt_tokens / 16` times;
-a count that goes on growing is a fault.
+a count that goes on growing is a fault. Knows nothing of what is trained.
 """
 
 import collections
@@ -14,17 +14,14 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from jax_grpo.config_sections import ProfileConfig
+
 COMPILED = "/jax/core/compile/backend_compile_duration"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 PROGRAMS = ("generate", "score", "update")  # names of the functions in `programs.Programs`
 SPOKEN_OF_S = 1.0  # seconds; less is no line on the console
-# XLA:CPU drops optimisation barriers before it fuses what they keep apart, and its scheduler for concurrency keeps more alive at
-# once, which a program of large matmuls is not faster by. Both names are known to jaxlib 0.10.0, 0.10.1, 0.10.2, 0.11.0 and 0.12.0.
-TRAINING_ON_CPU = {
-    "xla_disable_hlo_passes": "cse_barrier_expander",  # a barrier that is left costs nothing: a later pass drops it
-    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-}
 LEAST_S = 0.5  # seconds; what compiles faster is not worth a file
+PROFILE = "profile"  # of a run's folder; docs/memory.md says how to open what is in it
 
 
 def keep_programs(folder: str | None) -> None:
@@ -48,8 +45,17 @@ def compiled_anew() -> Iterator[None]:
 
 
 def training_options() -> dict[str, str] | None:
-    """`jax.jit`'s compiler options for programs with a backward pass, where JAX computes now."""
-    return TRAINING_ON_CPU if jax.default_backend() == "cpu" else None
+    """`jax.jit`'s compiler options for programs with a backward pass, where JAX computes now.
+
+    XLA:CPU drops optimisation barriers before it fuses what they keep apart, and its scheduler for concurrency keeps more alive
+    at once, which a program of large matmuls is not faster by. jaxlib 0.10.0, 0.10.1, 0.10.2, 0.11.0 and 0.12.0 know both names.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    return {
+        "xla_disable_hlo_passes": "cse_barrier_expander",  # a barrier that is left costs nothing: a later pass drops it
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    }
 
 
 class Compilations:
@@ -66,19 +72,6 @@ class Compilations:
         return counts | {"time/compile": seconds}
 
 
-def takes_time(metrics: Mapping[str, float]) -> bool:
-    """Whether an iteration with these metrics compiled something large, or read it from the cache."""
-    return metrics["time/compile"] >= SPOKEN_OF_S
-
-
-def line(metrics: Mapping[str, float]) -> str | None:
-    """What an iteration had to compile, for people; None when that took no time to speak of."""
-    if not takes_time(metrics):
-        return None
-    names = [f"{name} x{count:.0f}" for name in PROGRAMS if (count := metrics[f"compile/{name}"])]
-    return f"compiled or read from the cache: {', '.join(names) or 'small programs'} in {metrics['time/compile']:.1f} s"
-
-
 @functools.cache
 def _counts() -> dict[str, tuple[int, float]]:
     """Of the whole process, growing from the first call on: JAX lets a listener be added but not removed."""
@@ -92,3 +85,43 @@ def _counts() -> dict[str, tuple[int, float]]:
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     return counts
+
+
+def takes_time(metrics: Mapping[str, float]) -> bool:
+    """Whether an iteration with these metrics compiled something large, or read it from the cache."""
+    return metrics["time/compile"] >= SPOKEN_OF_S
+
+
+def line(metrics: Mapping[str, float]) -> str | None:
+    """What an iteration had to compile, for people; None when that took no time to speak of."""
+    if not takes_time(metrics):
+        return None
+    names = [f"{name} x{count:.0f}" for name in PROGRAMS if (count := metrics[f"compile/{name}"])]
+    return f"compiled or read from the cache: {', '.join(names) or 'small programs'} in {metrics['time/compile']:.1f} s"
+
+
+class Profiler:
+    """Traces iterations first <= i < last of `profile.trace_steps`, and saves the memory after each of them if asked.
+
+    Args:
+        config: the config's `profile` section; without steps, the memory is that after the first iteration.
+        run_dir: of the run.
+    """
+
+    def __init__(self, config: ProfileConfig, run_dir: Path):
+        self._config, self._folder = config, run_dir / PROFILE
+
+    @contextlib.contextmanager
+    def iteration(self, number: int) -> Iterator[None]:
+        """Around one iteration, which a failure leaves with its trace written."""
+        steps, memory = self._config.trace_steps, self._config.memory
+        first, last = steps or (0, 1)
+        if not first <= number < last or not (steps or memory):
+            yield
+            return
+        self._folder.mkdir(exist_ok=True)
+        trace = jax.profiler.trace(str(self._folder)) if steps else contextlib.nullcontext()
+        with trace, jax.profiler.StepTraceAnnotation("iteration", step_num=number):
+            yield
+        if memory:
+            jax.profiler.save_device_memory_profile(str(self._folder / f"memory_{number:06d}.prof"))

@@ -1,0 +1,218 @@
+"""One program compiled for a device: its bytes from arguments to results, what fills them at the peak, and its kernels.
+
+`cpu` and `local` compile for what is here. Every other target is a GPU of `system.devices` that need not be there: its compiler is
+`jax-cuda12-plugin`, `jax-cuda12-pjrt` and `nvidia-cuda-nvcc-cu12` (or their cuda13 kin) beside JAX, with JAX_PLATFORMS=cpu. Nothing
+here can tell its speed, since a matmul's tiles are chosen by timing on the device.
+"""
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from jax_grpo.memory import dumps
+from jax_grpo.memory.programs import Program
+from jax_grpo.system import devices
+from jax_grpo.system.compilation import compiled_anew
+
+INSTALL = (
+    "pip install 'jax_grpo[aot]' (jax-cuda12-plugin and jax-cuda12-pjrt of JAX's version, nvidia-cuda-nvcc-cu12), and set "
+    "JAX_PLATFORMS=cpu"
+)
+HERE = ("cpu", "local")
+# The share of a GPU that JAX takes at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX's documentation).
+POOL = 0.75
+# XLA's own rematerialisation would make a program that is too large seem to fit, by recomputing. A CPU's compiler does not.
+# It also takes the place of a training program's own options for this machine (`compilation.training_options`).
+AS_WRITTEN: dict[str, Any] = {"xla_disable_hlo_passes": "rematerialization"}
+_NO_TILES = "output tile sizes"  # Triton's matmuls refuse some row counts when they cannot be tuned on the device
+
+
+class CannotCompile(RuntimeError):
+    """No compiler for the target here; says what to install."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What is compiled for: `memory` in bytes, `kind` as JAX names it; a CPU's memory is the host's."""
+
+    target: str
+    kind: str
+    memory: int
+    shares_host_memory: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel of a GPU."""
+
+    name: str
+    registers: int  # of a thread
+    spilled: int  # bytes of them
+    shared: int  # bytes of shared memory of a block
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled program's memory in bytes, and of `compile_program` what fills it."""
+
+    arguments: int  # inputs, donated ones included
+    outputs: int  # results
+    aliased: int  # of the results, in donated inputs
+    temporaries: int  # everything else; one block whose size is that of its fullest moment
+    live: tuple[dumps.Live, ...] = ()  # arrays at that moment, arguments included, largest first
+    hlo: str = dataclasses.field(
+        default="", compare=False
+    )  # the optimised program; its names count on from the last one
+    kernels: tuple[Kernel, ...] = ()  # of a GPU, those that were asked for
+
+    @property
+    def total(self) -> int:
+        """All that the program needs at once. XLA's own `peak_memory_in_bytes` leaves temporaries out on a CPU."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries
+
+
+def memory_of(executable: jax.stages.Compiled) -> Compiled:
+    """XLA's count of the bytes of what JAX has compiled."""
+    count: Any = executable.memory_analysis()
+    assert count is not None, "XLA reports its memory for CPUs and GPUs"
+    return Compiled(
+        count.argument_size_in_bytes,
+        count.output_size_in_bytes,
+        count.alias_size_in_bytes,
+        count.temp_size_in_bytes,
+    )
+
+
+def device(target: str) -> Device:
+    """Facts of the target.
+
+    Raises:
+        UnknownTarget: the name is neither a file of `system.devices` nor `cpu` or `local`.
+    """
+    if target not in HERE:
+        facts = devices.read(target, HERE)
+        return Device(target, facts.device_kind, facts.memory)
+    here = jax_device(target)
+    limit = (here.memory_stats() or {}).get("bytes_limit")  # absent on a CPU
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(target, here.device_kind, int(limit or whole), here.platform == "cpu")
+
+
+def jax_device(target: str) -> Any:
+    """JAX's device of the target; nothing can run on one that is not here.
+
+    Raises:
+        UnknownTarget: no such target.
+        CannotCompile: its compiler is not installed; says what is missing.
+    """
+    if target in HERE:
+        return jax.devices("cpu" if target == "cpu" else None)[0]
+    text = devices.read(target, HERE).text
+    try:
+        description = topologies.get_topology_desc(
+            platform="cuda", topology_name="", target_config=text, topology="1x1x1"
+        )
+    except Exception as error:
+        raise CannotCompile(f"no compiler for {target} here ({error}); {INSTALL}") from error
+    return description.devices[0]
+
+
+def compile_program(target: str, program: Program, *, kernels: str | None = None) -> Compiled:
+    """The program as jit compiles it for the target.
+
+    Args:
+        target: a file of `system.devices`, `cpu` or `local`.
+        program: traced, never run.
+        kernels: beginning of the names of the GPU's kernels to look into; None: of none.
+
+    Raises:
+        UnknownTarget, CannotCompile: see `jax_device`.
+    """
+    options: dict[str, Any] = {"xla_dump_hlo_as_text": True}
+    if kernels is not None and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
+        options["xla_dump_emitter_re"] = ".*"  # has it write PTX, which 0.10 does without knowing the option
+    with tempfile.TemporaryDirectory() as folder, compiled_anew():
+        memory = memory_of(_executable(target, program, options | {"xla_dump_to": folder}))
+        return dataclasses.replace(
+            memory,
+            live=dumps.at_peak(Path(folder)),
+            hlo=dumps.optimised_hlo(Path(folder)),
+            kernels=() if kernels is None else _kernels(Path(folder), kernels, target),
+        )
+
+
+def program_bytes(target: str, program: Program) -> int:
+    """`compile_program(target, program).total`, without asking what fills it, which takes longer.
+
+    Raises:
+        UnknownTarget, CannotCompile: see `jax_device`.
+    """
+    return memory_of(_executable(target, program, {})).total
+
+
+def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.stages.Compiled:
+    where = jax_device(target)
+    if where.platform != "cpu":  # where a program's own options hold, which these would replace
+        options = AS_WRITTEN | options
+    with jax.default_device(where):
+        lowered = program.function.lower(*_on_device(program.arguments, where))
+        try:
+            return lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            if target in HERE or _NO_TILES not in str(error):
+                raise
+            return lowered.compile(compiler_options=options | {"xla_gpu_enable_triton_gemm": False})
+
+
+def _on_device(tree: Any, where: Any) -> Any:
+    """Shapes and dtypes of a tree's arrays, placed on the device, or in its host's memory if they were there."""
+
+    def placed(x: Any) -> jax.ShapeDtypeStruct:
+        kind = getattr(getattr(x, "sharding", None), "memory_kind", None)  # none where no device is meant yet
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(where, memory_kind=kind))
+
+    return jax.tree.map(placed, tree)
+
+
+def _ptxas() -> str | None:
+    """The assembler of an installed nvcc wheel, or one on the PATH."""
+    wheels = (str(path) for folder in sys.path for path in Path(folder).glob("nvidia/*/bin/ptxas"))
+    return next(wheels, None) or shutil.which("ptxas")
+
+
+def _kernels(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
+    """What the assembler says of each dumped kernel; nothing without one.
+
+    Raises:
+        CannotCompile: the assembler refuses a kernel.
+    """
+    assembler, kernels = _ptxas(), {}
+    launches = "".join(path.read_text() for path in folder.glob("*thunk_sequence.txt"))
+    for path in sorted(folder.glob("*.ptx")) if assembler else []:
+        names = [name for name in re.findall(r"\.entry (\w+)\(", path.read_text()) if name.startswith(beginning)]
+        if not names:
+            continue
+        command = [str(assembler), "-v", f"-arch={devices.read(target).architecture}", str(path), "-o", os.devnull]
+        assembled = subprocess.run(command, capture_output=True, text=True, check=False)
+        if assembled.returncode:
+            message = assembled.stderr.strip()
+            raise CannotCompile(f"{assembler} cannot assemble {names[0]} (too old?): {message}; {INSTALL}")
+        for name in names:
+            about = assembled.stderr.split(f"'{name}'", 1)[1]
+            figures = (
+                re.search(r"Used (\d+) registers", about),
+                re.search(r"(\d+) bytes spill stores", about),
+                re.search(rf"\b{name} grid: .*shared_memory: (\d+) bytes", launches),
+            )
+            kernels[name] = Kernel(name, *(int(figure.group(1)) if figure else 0 for figure in figures))
+    return tuple(kernels.values())

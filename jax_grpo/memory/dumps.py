@@ -1,0 +1,189 @@
+"""What XLA's dumps say of a compiled program: what is alive when it needs the most memory, who asked for it, its wide matmuls.
+
+Read from the text files that XLA dumps: `live-range` names the values at the peak, `buffer-assignment` says which of them share a
+place, and the optimised HLO who made them. Works alike for the GPU's compiler and the CPU's. Knows nothing of configs.
+"""
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Of an HLO module's text: a computation's name; an instruction's name, shape, opcode, and operands with all that follows them.
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
+_TWO_OPERANDS = re.compile(r"%?([\w.-]+), %?([\w.-]+)[,)]")
+_CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
+_OP = re.compile(r'op_name="([^"]*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_INLINE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+# Of the assignment and the live ranges: an allocation's number and what it is; a value's name, index, size, offset and shape.
+_ALLOCATION = re.compile(r"allocation (\d+): size \d+, (.*?):?$")
+_VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (\S+)")
+_LIVE = re.compile(r"^\s+(\S+?)(\{[\d,]*\}): (\d+) bytes")
+_OWNERS = {"parameter": "argument", "maybe-live-out": "output", "constant": "constant"}  # by XLA's word for them
+PACKAGE = "jax_grpo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """An array that is alive at the peak; of its origin, what the compiler does not say is empty."""
+
+    size: int  # bytes
+    place: str  # `argument`, `output`, `constant` or `temporary`: who owns its memory
+    shape: str  # `f32[50304,768]`
+    operation: str  # JAX's name of what made it
+    source: str  # `file.py:line` of the project that asked for it
+
+
+class Origin(NamedTuple):
+    """Who asked for an instruction; see `Live` for both."""
+
+    operation: str
+    source: str
+
+
+UNKNOWN = Origin("", "")
+
+
+class _Place(NamedTuple):
+    """Where a value lies: its allocation and the offset in it; its bytes, whose memory that is, and its shape."""
+
+    allocation: int
+    offset: int
+    size: int
+    owner: str
+    shape: str
+
+
+def at_peak(folder: Path) -> tuple[Live, ...]:
+    """Arrays alive at the peak, largest first; those that share a place count once.
+
+    Raises:
+        ValueError: a file is missing: the compiler wrote other dumps than expected.
+    """
+    places = _places(_text(folder, "after_optimizations-buffer-assignment.txt"))
+    origins = origins_of(optimised_hlo(folder))
+    sharing: dict[tuple[int, int], list[tuple[str, str]]] = defaultdict(list)
+    for value in _values_at_peak(_text(folder, "after_optimizations-live-range.txt")):
+        if value in places:
+            sharing[places[value][:2]].append(value)
+    live = []
+    for values in sharing.values():
+        size, owner, shape = max(places[value][2:] for value in values)
+        known = [origins.get(name, UNKNOWN) for name, _ in values]
+        origin = max(known, key=lambda origin: 2 if origin.source else bool(origin.operation))  # the first of those
+        live.append(Live(size, owner, shape, *origin))
+    return tuple(sorted(live, key=lambda array: (-array.size, array.place, array.shape)))
+
+
+def optimised_hlo(folder: Path) -> str:
+    """The program as XLA compiled it.
+
+    Raises:
+        ValueError: see `at_peak`.
+    """
+    return _text(folder, "after_optimizations.txt")
+
+
+def _text(folder: Path, ending: str) -> str:
+    """Of the main module: the largest such file, since small helper programs may be dumped too."""
+    files = sorted(folder.glob(f"*{ending}"), key=lambda path: path.stat().st_size)
+    if not files:
+        raise ValueError(f"XLA wrote no *{ending} into {folder}; this JAX dumps other files than 0.10 to 0.12 do")
+    return files[-1].read_text()
+
+
+def _places(assignment: str) -> dict[tuple[str, str], _Place]:
+    """Of each value by its name and index; tuples, which are tables of addresses, are left out."""
+    places, allocation, owner = {}, 0, "temporary"
+    for line in assignment.splitlines():
+        if header := _ALLOCATION.match(line):
+            allocation = int(header.group(1))
+            owner = next((ours for word, ours in _OWNERS.items() if word in header.group(2)), "temporary")
+        elif (value := _VALUE.match(line)) and not value.group(5).startswith("("):
+            name, index, size, offset, shape = value.groups()
+            places[name, index or "{}"] = _Place(allocation, int(offset), int(size), owner, shape.split("{")[0])
+    return places
+
+
+def _values_at_peak(live_ranges: str) -> Iterator[tuple[str, str]]:
+    """Name and index of each value in the list under the peak."""
+    _, _, peak = live_ranges.partition("(peak):")
+    for line in peak.splitlines():
+        if value := _LIVE.match(line):
+            yield value.group(1), value.group(2)
+
+
+def origins_of(hlo: str) -> dict[str, Origin]:
+    """Operation and source line of each instruction; a fusion without its own has those of what it computes last."""
+    frames = _frames(hlo)
+    origins: dict[str, Origin] = {}
+    last_of: dict[str, Origin] = {}
+    called_by: dict[str, str] = {}
+    computation = ""
+    for line in hlo.splitlines():
+        if opened := COMPUTATION.match(line):
+            computation = opened.group(1)
+        if not (instruction := INSTRUCTION.match(line)):
+            continue
+        if operation := _OP.search(line):
+            origin = Origin(_short(operation.group(1)), _source(line, frames))
+            origins[instruction.group(1)] = last_of[computation] = origin
+        elif called := _CALLS.search(line):
+            called_by[instruction.group(1)] = called.group(1)
+    return {name: last_of.get(called, UNKNOWN) for name, called in called_by.items()} | origins
+
+
+def _short(operation: str) -> str:
+    """The last parts of JAX's path of transformations: they say what is computed, the first ones only where it is nested."""
+    parts = [part for part in operation.split("/") if part not in ("while", "body", "closed_call", "jit(<lambda>)")]
+    return "/".join(parts[-3:])
+
+
+def _source(line: str, frames: dict[int, str]) -> str:
+    if frame := _FRAME.search(line):
+        return frames.get(int(frame.group(1)), "")
+    inline = _INLINE.search(line)
+    return _relative(*inline.groups()) if inline else ""
+
+
+def _relative(file: str, line: str) -> str:
+    _, package, rest = file.rpartition(f"/{PACKAGE}/")
+    return f"{PACKAGE}/{rest}:{line}" if package else ""
+
+
+def _frames(hlo: str) -> dict[int, str]:
+    """The innermost line of the project of each stack frame in the tables at the head of the module."""
+    section, files, locations, frames = "", {}, {}, {}
+    for line in hlo.splitlines():
+        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            section = line
+        elif section == "FileNames" and (row := re.match(r'(\d+) "(.*)"', line)):
+            files[row.group(1)] = row.group(2)
+        elif section == "FileLocations" and (row := re.match(r"(\d+) \{file_name_id=(\d+).*? line=(\d+)", line)):
+            locations[row.group(1)] = _relative(files.get(row.group(2), ""), row.group(3))
+        elif section == "StackFrames" and (
+            row := re.match(r"(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", line)
+        ):
+            number, location, parent = row.groups()
+            # Parents are counted from 1 where frames are too, and a frame that names itself has none above it.
+            frames[int(number)] = locations.get(location) or frames.get(int(parent or 0) - 1, "")
+        elif frames and not line.strip():
+            break
+    return frames
+
+
+def wide_dots(hlo: str) -> tuple[str, ...]:
+    """Lines of matmuls whose two operands are float32 or wider (on a GPU: half the speed of bfloat16, or less)."""
+    dtypes: dict[str, str] = {}
+    wide = []
+    for instruction in filter(None, map(INSTRUCTION.match, hlo.splitlines())):
+        name, shape, opcode, rest = instruction.groups()
+        dtypes[name] = shape.split("[")[0]
+        operands = _TWO_OPERANDS.match(rest) if opcode == "dot" or "__cublas" in rest else None
+        if operands and all(dtypes.get(operand) in ("f32", "f64") for operand in operands.groups()):
+            wide.append(instruction.string.strip().split(", metadata")[0])
+    return tuple(wide)

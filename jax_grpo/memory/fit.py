@@ -1,0 +1,178 @@
+"""What fits on a device: the micro-batches that `update.micro_batches: auto` stands for, and the largest batches.
+
+Every figure is that of a compiled program. A new run chooses its micro-batches once, before anything is allocated; one that
+continues keeps its checkpoint's number, since another cut rounds otherwise. Knows no trainer: `train` and the report ask.
+"""
+
+import bisect
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jax_grpo.config import Config
+from jax_grpo.memory.compile import HERE, POOL, Device, device, program_bytes
+from jax_grpo.memory.programs import Program, Run, run_of
+from jax_grpo.system.memory import GB, available
+
+MARGIN = 0.1  # of the limit: fragmentation, a GPU's workspaces, a CPU's thread stacks and packed operands
+LINE_ERROR = 1 / 32  # of a count: programs' bytes are straight in their prompts to about this
+SMALLER = {  # what makes a program that generates need less
+    "rollout": "lower prompts.per_iteration, rollout.group_size, rollout.max_new_tokens or prompts.max_prompt_tokens",
+    "evaluation": "lower rollout.max_new_tokens or prompts.max_prompt_tokens, or set evaluation.positions 0",
+}
+
+
+class NothingFits(ValueError):
+    """Even one completion at a time needs more than the limit, or a program that no micro-batch makes smaller does."""
+
+
+def choose_micro_batches(
+    config: Config, say: Callable[[str], None], *, target: str = "local", before: Mapping[str, Any] | None = None
+) -> Config:
+    """The config with a number for `auto`: the fewest micro-batches whose update fits. As it is when it has a number.
+
+    What no micro-batch makes smaller, the rollout and the evaluation, must fit as well.
+
+    Args:
+        config: of the run.
+        say: told in one line what was chosen and why.
+        target: see `compile.device`.
+        before: the config of the checkpoint to continue from.
+
+    Raises:
+        NothingFits: names the program, the limit and what to change.
+    """
+    if config.update.micro_batches != "auto":
+        return config
+    possible = config.possible_micro_batches()
+    if before is not None and (earlier := before["update"]["micro_batches"]) in possible:
+        say(f"update.micro_batches: auto is {earlier}, as the checkpoint's run chose")
+        return config.with_micro_batches(earlier)
+
+    @functools.cache
+    def needs(count: int) -> int:
+        return bytes_of(config.with_micro_batches(count), "update", target)
+
+    limit, source = limit_of(config, target)
+    usable = (1 - MARGIN) * limit
+    allowance = f"{1 - MARGIN:.0%} of {limit / GB:.3f} GB may be used ({source})"
+    count = fewest(possible, needs, usable)
+    if count is None:
+        raise NothingFits(
+            f"update.micro_batches auto: the update needs {needs(possible[-1]) / GB:.3f} GB with one completion at a time, and "
+            f"{allowance}; set model.remat true or lm_head.implementation chunked, or lower rollout.max_new_tokens"
+        )
+    run = run_on(target, config.with_micro_batches(1))
+    generation = {program.name: _bytes_on(target, run, program) for program in run.programs if program.generates}
+    name = max(generation, key=lambda name: generation[name])
+    if generation[name] > usable:
+        raise NothingFits(
+            f"update.micro_batches auto: the {name} program needs {generation[name] / GB:.3f} GB however the update is cut, and "
+            f"{allowance}; {SMALLER[name.split('/')[0]]}"
+        )
+    say(
+        f"update.micro_batches: auto is {count}, of {step_completions(config) // count} completions: {needs(count) / GB:.3f} GB "
+        f"of {limit / GB:.3f} ({source}), {needs.cache_info().misses} programs compiled"
+    )
+    return config.with_micro_batches(count)
+
+
+def step_completions(config: Config) -> int:
+    """Completions of one optimiser step."""
+    return config.prompts.per_iteration * config.rollout.group_size // config.update.minibatches
+
+
+def limit_of(config: Config, target: str) -> tuple[float, str]:
+    """Bytes that the run may use on the target, and what says so.
+
+    The config's own limit; else of a GPU what JAX's allocator has, or would take of one that is not here; else the CPU's
+    memory that is available now, within that of the control group that the process is in.
+    """
+    if config.update.memory_limit_gb is not None:
+        return GB * config.update.memory_limit_gb, "update.memory_limit_gb"
+    where = device(target)
+    if target not in HERE:
+        return POOL * where.memory, f"{POOL:.0%} of {where.kind}"
+    if target == "local" and (jax.devices()[0].memory_stats() or {}).get("bytes_limit"):
+        return where.memory, f"what JAX has of {where.kind}"
+    return available(where.memory), "memory available"
+
+
+def run_on(target: str, config: Config) -> Run:
+    """The config's run as the target sees it."""
+    return run_of(config).seen_from(device(target).shares_host_memory)
+
+
+def bytes_of(config: Config, name: str, target: str) -> int:
+    """Bytes of the device while the named program of the run is in it."""
+    run = run_on(target, config)
+    return _bytes_on(target, run, run.program(name))
+
+
+def _bytes_on(target: str, run: Run, program: Program) -> int:
+    return program_bytes(target, program) + run.beside(program)
+
+
+def fewest(counts: Sequence[int], needs: Callable[[int], int], limit: float) -> int | None:
+    """The first of the counts whose need is at most the limit, found by halving: needs fall from one count to the next.
+
+    The first count itself is asked before: where it fits, as it mostly does, no other program is compiled.
+    """
+    if not counts:
+        return None
+    if needs(counts[0]) <= limit:
+        return counts[0]
+    place = bisect.bisect_left(counts, True, lo=1, key=lambda count: needs(count) <= limit)
+    return counts[place] if place < len(counts) else None
+
+
+def largest(needs: Callable[[int], int], start: int, limit: int) -> tuple[int, int]:
+    """The largest count whose need is at most the limit, and that need; (0, need of 1) when not even 1 fits.
+
+    A line through two needs says where to look, steps that double from there find counts on both sides of the limit, and
+    `fewest` halves between them.
+
+    Args:
+        needs: bytes by count; grows with the count, nearly on a line.
+        start: a count to begin with.
+        limit: bytes of the device.
+    """
+    needs = functools.cache(needs)
+    slope = max((needs(2 * start) - needs(start)) / start, 1.0)
+    fitting = too_many = max(1, start + math.floor((limit - needs(start)) / slope))
+    step = math.ceil(LINE_ERROR * fitting)
+    while needs(too_many) <= limit:
+        fitting, too_many, step = too_many, too_many + step, 2 * step
+    while fitting and needs(fitting) > limit:
+        too_many, fitting, step = fitting, max(0, fitting - step), 2 * step
+    best = fewest(range(too_many - 1, fitting, -1), needs, limit) or fitting
+    return best, needs(best or 1)
+
+
+def largest_completions(config: Config, name: str, where: Device) -> tuple[int, int]:
+    """Completions (whole groups) with which the program still fits, and the device's bytes then.
+
+    Of the `update` they are one optimiser step in one micro-batch. Of the `rollout` they are an iteration's, with micro-batches
+    of one prompt: then it is the program that grows fastest, since it holds every completion's cache. (The evaluation's batch is
+    the same whatever an iteration's is.)
+    """
+    one_step = name == "update"
+    start = config.prompts.per_iteration // (config.update.minibatches * config.update.parts if one_step else 1)
+
+    def needs(prompts: int) -> int:
+        return bytes_of(_with_sizes(config, prompts, 1 if one_step else prompts), name, where.target)
+
+    prompts, bytes_ = largest(needs, max(1, start), where.memory)
+    return prompts * config.rollout.group_size, bytes_
+
+
+def _with_sizes(config: Config, prompts: int, micro_batches: int) -> Config:
+    """The config with another number of prompts, all of them one optimiser batch of so many micro-batches."""
+    values = config.model_dump()
+    values["prompts"]["per_iteration"] = prompts
+    values["update"] |= {"minibatches": 1, "micro_batches": micro_batches}
+    values["kl"] |= {"guardrail": "log"}  # which compiles to the same, and may stand beside one step an iteration
+    return Config.model_validate(values)
