@@ -26,5 +26,4 @@ def _needed(tokens: GroupedTokens, wanted_PGC: np.ndarray) -> flops.Work:
     """Work for these tokens alone: through the blocks goes every completion that has one, and its group's prompt."""
     completion_mask_PGC = np.asarray(tokens.completion_mask_PGC) * np.any(wanted_PGC, axis=-1, keepdims=True)
     prompt_mask_PT = np.asarray(tokens.prompt_mask_PT) * np.any(wanted_PGC, axis=(1, 2))[:, None]
-    found = flops.completions_work(prompt_mask_PT, completion_mask_PGC)
-    return found._replace(predicted=int(wanted_PGC.sum()))
+    return flops.completions_work(prompt_mask_PT, completion_mask_PGC)._replace(predicted=int(wanted_PGC.sum()))

@@ -83,7 +83,7 @@ def pytest_runtest_protocol(item):
     stash = item.config.stash
     if (found := memory.peak()) > stash[PEAK][0]:
         stash[PEAK] = found, item.nodeid
-    if memory.counted():
+    if memory.counts_pages():
         now = memory.resident()
         stash[KEPT] = min(stash[KEPT], now)
         if now > max(FULL_BYTES, stash[KEPT] + GROWTH_BYTES):

@@ -70,9 +70,7 @@ class Compiled:
     aliased: int  # of the results, in donated inputs
     temporaries: int  # everything else; one block whose size is that of its fullest moment
     live: tuple[dumps.Live, ...] = ()  # arrays at that moment, arguments included, largest first
-    hlo: str = dataclasses.field(
-        default="", compare=False
-    )  # the optimised program; its names count on from the last one
+    hlo: str = dataclasses.field(default="", compare=False)  # optimised; its numbers differ each time
     kernels: tuple[Kernel, ...] = ()  # of a GPU, those that were asked for
 
     @property
@@ -94,11 +92,7 @@ def memory_of(executable: jax.stages.Compiled) -> Compiled:
 
 
 def device(target: str) -> Device:
-    """Facts of the target.
-
-    Raises:
-        UnknownTarget: the name is neither a file of `system.devices` nor `cpu` or `local`.
-    """
+    """Facts of the target. Raises UnknownTarget, see `jax_device`."""
     if target not in HERE:
         facts = devices.read(target, HERE)
         return Device(target, facts.device_kind, facts.memory)
@@ -112,7 +106,7 @@ def jax_device(target: str) -> Any:
     """JAX's device of the target; nothing can run on one that is not here.
 
     Raises:
-        UnknownTarget: no such target.
+        UnknownTarget: the name is neither a file of `system.devices` nor `cpu` or `local`.
         CannotCompile: its compiler is not installed; says what is missing.
     """
     if target in HERE:
@@ -128,12 +122,7 @@ def jax_device(target: str) -> Any:
 
 
 def compile_program(target: str, program: Program, *, kernels: str | None = None) -> Compiled:
-    """The program as jit compiles it for the target.
-
-    Args:
-        target: a file of `system.devices`, `cpu` or `local`.
-        program: traced, never run.
-        kernels: beginning of the names of the GPU's kernels to look into; None: of none.
+    """The program as jit compiles it for the target, and of its GPU kernels those whose name begins with `kernels`.
 
     Raises:
         UnknownTarget, CannotCompile: see `jax_device`.
@@ -152,11 +141,7 @@ def compile_program(target: str, program: Program, *, kernels: str | None = None
 
 
 def program_bytes(target: str, program: Program) -> int:
-    """`compile_program(target, program).total`, without asking what fills it, which takes longer.
-
-    Raises:
-        UnknownTarget, CannotCompile: see `jax_device`.
-    """
+    """`compile_program(target, program).total`, without asking what fills it, which takes longer."""
     return memory_of(_executable(target, program, {})).total
 
 

@@ -80,11 +80,7 @@ def at_peak(folder: Path) -> tuple[Live, ...]:
 
 
 def optimised_hlo(folder: Path) -> str:
-    """The program as XLA compiled it.
-
-    Raises:
-        ValueError: see `at_peak`.
-    """
+    """The program as XLA compiled it."""
     return _text(folder, "after_optimizations.txt")
 
 

@@ -132,13 +132,8 @@ def fewest(counts: Sequence[int], needs: Callable[[int], int], limit: float) -> 
 def largest(needs: Callable[[int], int], start: int, limit: int) -> tuple[int, int]:
     """The largest count whose need is at most the limit, and that need; (0, need of 1) when not even 1 fits.
 
-    A line through two needs says where to look, steps that double from there find counts on both sides of the limit, and
-    `fewest` halves between them.
-
-    Args:
-        needs: bytes by count; grows with the count, nearly on a line.
-        start: a count to begin with.
-        limit: bytes of the device.
+    Needs grow with the count, nearly on a line. The line through those of `start` and its double says where to look, steps that
+    double from there find counts on both sides of the limit, and `fewest` halves between them.
     """
     needs = functools.cache(needs)
     slope = max((needs(2 * start) - needs(start)) / start, 1.0)

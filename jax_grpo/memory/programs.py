@@ -124,11 +124,11 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Task) -> Run:
         in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
     resident = {"parameters": size(params), "moments": moments - in_host.get("moments", 0)}
     functions = make_programs(config, graphdef, tokenizer, task)
-    generation = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
-    rollout = jax.eval_shape(functions.generate, *generation)
-    unscored_batch: Batch = jax.eval_shape(unscored, *generation[1:3], rollout)
+    inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
+    rollout = jax.eval_shape(functions.generate, *inputs)
+    unscored_batch: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
     batch = unscored_batch
-    programs = [Program("rollout", functions.generate, generation, ("parameters",))]
+    programs = [Program("rollout", functions.generate, inputs, ("parameters",))]
     if needs_old_logp(config):
         programs.append(Program("score", functions.score, (params, unscored_batch), ("parameters",)))
         logp, entropy = jax.eval_shape(functions.score, params, unscored_batch)
@@ -150,8 +150,8 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Task) -> Run:
             max_new_tokens=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
         )
-        generation = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
-        programs += [Program(f"{EVALUATION}{mode}", made, generation, ("parameters",)) for mode, made in modes.items()]
+        inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
+        programs += [Program(f"{EVALUATION}{mode}", jitted, inputs, ("parameters",)) for mode, jitted in modes.items()]
     return Run(tuple(programs), resident, in_host, sizes, assumed)
 
 

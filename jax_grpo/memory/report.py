@@ -73,12 +73,7 @@ class Report:
 
 
 def report(config: Config, target: str, *, search: bool = False) -> Report:
-    """Compiles every program of the config's run for the target.
-
-    Args:
-        config: of the run.
-        target: a file of `system.devices`, `cpu` or `local`.
-        search: also look for the largest micro-batch and batch, which compiles some ten programs more.
+    """Compiles every program of the config's run for the target; with `search`, some ten more for the largest batches.
 
     Raises:
         UnknownTarget, CannotCompile: see `compile.jax_device`.

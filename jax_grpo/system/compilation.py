@@ -59,7 +59,7 @@ def training_options() -> dict[str, str] | None:
 
 
 class Compilations:
-    """Counts programs made ready since it was made, compiled or taken from the disk, by the name of the jitted function."""
+    """Counts programs made ready from its beginning on, compiled or taken from the disk, by the name of the jitted function."""
 
     def __init__(self) -> None:
         self._before = dict(_counts())

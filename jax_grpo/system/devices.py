@@ -37,11 +37,7 @@ def known() -> tuple[str, ...]:
 
 
 def read(name: str, others: tuple[str, ...] = ()) -> Target:
-    """The target's facts.
-
-    Args:
-        name: of the file.
-        others: names that the caller takes as well, for the error.
+    """The target's facts; an error also lists `others`, names that the caller takes besides.
 
     Raises:
         UnknownTarget: no such file; names those there are.

@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
-def counted() -> bool:
+def counts_pages() -> bool:
     """Whether the system counts resident pages: Linux does."""
     return _RESET.exists()
 
@@ -33,7 +33,7 @@ def resident(field: str = "VmRSS") -> int:
 
 def peak() -> int:
     """Bytes of this process at their most so far, or since `forget_peak`; 0 on Windows, which does not say."""
-    if counted():
+    if counts_pages():
         return resident("VmHWM")
     try:
         import resource
@@ -44,7 +44,7 @@ def peak() -> int:
 
 def forget_peak() -> None:
     """Makes `peak` begin at what is resident now, where the system counts."""
-    if counted():
+    if counts_pages():
         _RESET.write_text("5")
 
 
@@ -76,7 +76,7 @@ def give_back_early() -> None:
     As it comes it keeps up to 64 MB at its heap's end, and has eight heaps a core, of which it gives a page back only when nothing
     on it is used: what compiling threads leave behind keeps more resident. 0.1 GB in a run of 124M parameters.
     """
-    if counted():
+    if counts_pages():
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_ARENA_MAX, 2)  # with one, compiling takes a fifth longer
         libc.mallopt(_M_TRIM_THRESHOLD, 2**20)
@@ -85,7 +85,7 @@ def give_back_early() -> None:
 
 def trim() -> None:
     """Returns freed memory to the system; glibc keeps it, which would count as used before and hide what is used next."""
-    if counted():
+    if counts_pages():
         ctypes.CDLL(None).malloc_trim(0)
 
 
