@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 # Of an HLO module's text: a computation's name; an instruction's name, shape, opcode, and operands with all that follows them.
-COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
-INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
 _TWO_OPERANDS = re.compile(r"%?([\w.-]+), %?([\w.-]+)[,)]")
 _CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 _OP = re.compile(r'op_name="([^"]*)"')
@@ -38,14 +38,14 @@ class Live:
     source: str  # `file.py:line` of the project that asked for it
 
 
-class Origin(NamedTuple):
+class _Origin(NamedTuple):
     """Who asked for an instruction; see `Live` for both."""
 
     operation: str
     source: str
 
 
-UNKNOWN = Origin("", "")
+_UNKNOWN = _Origin("", "")
 
 
 class _Place(NamedTuple):
@@ -65,7 +65,7 @@ def at_peak(folder: Path) -> tuple[Live, ...]:
         ValueError: a file is missing: the compiler wrote other dumps than expected.
     """
     places = _places(_text(folder, "after_optimizations-buffer-assignment.txt"))
-    origins = origins_of(optimised_hlo(folder))
+    origins = _origins(optimised_hlo(folder))
     sharing: dict[tuple[int, int], list[tuple[str, str]]] = defaultdict(list)
     for value in _values_at_peak(_text(folder, "after_optimizations-live-range.txt")):
         if value in places:
@@ -73,7 +73,7 @@ def at_peak(folder: Path) -> tuple[Live, ...]:
     live = []
     for values in sharing.values():
         size, owner, shape = max(places[value][2:] for value in values)
-        known = [origins.get(name, UNKNOWN) for name, _ in values]
+        known = [origins.get(name, _UNKNOWN) for name, _ in values]
         origin = max(known, key=lambda origin: 2 if origin.source else bool(origin.operation))  # the first of those
         live.append(Live(size, owner, shape, *origin))
     return tuple(sorted(live, key=lambda array: (-array.size, array.place, array.shape)))
@@ -113,24 +113,24 @@ def _values_at_peak(live_ranges: str) -> Iterator[tuple[str, str]]:
             yield value.group(1), value.group(2)
 
 
-def origins_of(hlo: str) -> dict[str, Origin]:
+def _origins(hlo: str) -> dict[str, _Origin]:
     """Operation and source line of each instruction; a fusion without its own has those of what it computes last."""
     frames = _frames(hlo)
-    origins: dict[str, Origin] = {}
-    last_of: dict[str, Origin] = {}
+    origins: dict[str, _Origin] = {}
+    last_of: dict[str, _Origin] = {}
     called_by: dict[str, str] = {}
     computation = ""
     for line in hlo.splitlines():
-        if opened := COMPUTATION.match(line):
+        if opened := _COMPUTATION.match(line):
             computation = opened.group(1)
-        if not (instruction := INSTRUCTION.match(line)):
+        if not (instruction := _INSTRUCTION.match(line)):
             continue
         if operation := _OP.search(line):
-            origin = Origin(_short(operation.group(1)), _source(line, frames))
+            origin = _Origin(_short(operation.group(1)), _source(line, frames))
             origins[instruction.group(1)] = last_of[computation] = origin
         elif called := _CALLS.search(line):
             called_by[instruction.group(1)] = called.group(1)
-    return {name: last_of.get(called, UNKNOWN) for name, called in called_by.items()} | origins
+    return {name: last_of.get(called, _UNKNOWN) for name, called in called_by.items()} | origins
 
 
 def _short(operation: str) -> str:
@@ -176,7 +176,7 @@ def wide_dots(hlo: str) -> tuple[str, ...]:
     """Lines of matmuls whose two operands are float32 or wider (on a GPU: half the speed of bfloat16, or less)."""
     dtypes: dict[str, str] = {}
     wide = []
-    for instruction in filter(None, map(INSTRUCTION.match, hlo.splitlines())):
+    for instruction in filter(None, map(_INSTRUCTION.match, hlo.splitlines())):
         name, shape, opcode, rest = instruction.groups()
         dtypes[name] = shape.split("[")[0]
         operands = _TWO_OPERANDS.match(rest) if opcode == "dot" or "__cublas" in rest else None
