@@ -1,6 +1,5 @@
 """The loss of one optimiser step as one object, made from a batch and a config; and what that step saw, as metrics."""
 
-
 import jax
 import jax.numpy as jnp
 from flax import struct

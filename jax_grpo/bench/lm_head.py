@@ -142,17 +142,17 @@ def step_of(name: str, shape: Shape) -> Callable:
     """The head's loss and its gradients in hidden states and embedding."""
     head = HEADS[name]
 
-    def losses(rows_C: Rows, _: Any, logp_C: jax.Array, entropy_C: Any = None) -> jax.Array:
+    def losses(rows_C: Rows, logp_C: jax.Array, entropy_C: Any = None) -> jax.Array:
         """Clipped losses of tokens as sequences of length 1, each divided by the tokens of the batch."""
         old_C1, mask_C1 = rows_C.old_logp[:, None], rows_C.mask[:, None]
         return surrogate(logp_C[:, None], old_C1, rows_C.advantages, mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
 
     def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
         if not head.fused:
-            return jnp.sum(losses(rows, (), head.logp(shape, hidden_TH, embedding_VH, rows.targets)))
+            return jnp.sum(losses(rows, head.logp(shape, hidden_TH, embedding_VH, rows.targets)))
         work_1T = jnp.where(rows.mask > 0, LEARNS, IDLE)[None]
         tokens = (hidden_TH[None], embedding_VH, rows.targets[None], work_1T)
-        return FUSED_LOSSES[head.implementation](*tokens, losses, rows, (), **head.how(shape))[0]
+        return FUSED_LOSSES[head.implementation](*tokens, losses, rows, **head.how(shape))[0]
 
     return jax.value_and_grad(loss, argnums=(0, 1))
 
