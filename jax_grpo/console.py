@@ -29,6 +29,16 @@ COLUMNS = (
 HEADER_EVERY = 20
 
 
+def progress_bar(console: RichConsole | None = None, *, shown: bool = True, transient: bool = False) -> Progress:
+    """A bar with its description, count, time taken and time left, for a terminal; elsewhere, and where it is not `shown`, nothing.
+
+    `transient`: it is gone when it is done.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    visible = shown and sys.stdout.isatty()
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=transient, disable=not visible)
+
+
 class Console:
     """Use as a context manager around the loop. On a terminal the bar stays at the bottom; elsewhere only lines appear."""
 
@@ -36,11 +46,7 @@ class Console:
         # A pipe or a file gets full-width lines: 80 columns would wrap the table.
         width = None if sys.stdout.isatty() else 140
         self._rich = RichConsole(highlight=False, width=width)
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-        )  # fmt: skip
-        shown = config.logging.progress and sys.stdout.isatty()
-        self._progress = Progress(*columns, console=self._rich, disable=not shown)
+        self._progress = progress_bar(self._rich, shown=config.logging.progress)
         self._bar = self._progress.add_task("training", total=config.iterations, completed=first_iteration)
         self._rows = 0
         self._started = time.time()
@@ -60,31 +66,31 @@ class Console:
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
         """One table row; the heading comes again every `HEADER_EVERY` rows."""
+        names, cells = [], []
+        for name, metric, form in COLUMNS:
+            width = len(form.format(0))
+            names.append(name.rjust(width))
+            cells.append(form.format(metrics[metric]) if metric in metrics else "-".rjust(width))
         if self._rows % HEADER_EVERY == 0:
-            widths = [len(form.format(0)) for _, _, form in COLUMNS]
-            heading = " ".join(name.rjust(width) for (name, _, _), width in zip(COLUMNS, widths, strict=True))
-            self._rich.print(Text(heading, style="bold"))
+            self._rich.print(Text(" ".join(names), style="bold"))
         self._rows += 1
-        self._rich.print(Text(" ".join(_cell(metrics, name, form) for _, name, form in COLUMNS)))
+        self._rich.print(Text(" ".join(cells)))
         self._progress.advance(self._bar)
 
     def evaluation(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Held-out scores of both modes on one line."""
-        shown = []
+        modes = []
         for mode in ("greedy", "sampled"):
-            parts = [
-                f"{name.removeprefix(f'eval/{mode}/')} {value:.3f}"
-                for last in EVALUATED
+            prefix = f"eval/{mode}/"
+            scores = [
+                f"{name.removeprefix(prefix)} {value:.3f}"
+                for component in EVALUATED
                 for name, value in metrics.items()
-                if name.startswith(f"eval/{mode}/") and name.rpartition("/")[2] == last
+                if name.startswith(prefix) and name.rpartition("/")[2] == component
             ]
-            shown.append(f"{mode}: {', '.join(parts)}")
-        self._rich.print(
-            Text(
-                f"held-out, iteration {iteration} ({time.time() - self._started:.0f} s)  {'   '.join(shown)}",
-                style="cyan",
-            )
-        )
+            modes.append(f"{mode}: {', '.join(scores)}")
+        elapsed = f"({time.time() - self._started:.0f} s)"
+        self._rich.print(Text(f"held-out, iteration {iteration} {elapsed}  {'   '.join(modes)}", style="cyan"))
 
     def samples(self, rows: Sequence[Mapping]) -> None:
         """Lines of `prompt`, `completion` and `reward` (see `samples.sample_rows`)."""
@@ -92,8 +98,3 @@ class Console:
             prompt, completion = row["prompt"].strip(), row["completion"].replace("\n", "⏎")
             line = Text("    ").append(prompt, style="dim").append(completion, style="green")
             self._rich.print(line.append(f"   reward {row['reward']:.3f}", style="yellow"))
-
-
-def _cell(metrics: Mapping[str, float], name: str, form: str) -> str:
-    width = len(form.format(0))
-    return form.format(metrics[name]) if name in metrics else "-".rjust(width)

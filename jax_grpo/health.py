@@ -1,15 +1,18 @@
 """Whether a run can learn at all: sicknesses seen in its metrics, each named once, in one line, with the setting to change.
 
-A check is a pure function of (training records so far, config, reward weights); `diagnose` runs them all (`health_log` feeds it
-iteration by iteration). Too long prompts and rewards that are not numbers need no check: they stop the
-run (`rollout`, `tasks.checked`). Knows nothing of models, tasks or how the numbers were made.
+A check is a pure function of (training records so far, config, reward weights); `diagnose` runs them all, `HealthLog` feeds it
+iteration by iteration. Too long prompts and rewards that are not numbers need no check: they stop the run (`rollout`,
+`tasks.checked`). Knows nothing of models, tasks or how the numbers were made.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from jax_grpo.config import Config
+from jax_grpo.records import read_records
 
 WINDOW = 3  # iterations in a row that must look sick; one bad batch is chance
 LONG_WINDOW = 5  # for what a healthy run may show briefly
@@ -33,6 +36,11 @@ class Finding(NamedTuple):
     subjects: tuple[str, ...]
     iteration: int
     line: str
+
+    @property
+    def topics(self) -> set[tuple[str, str]]:
+        """What it is about: a later finding without a new topic is a repetition."""
+        return {(self.check, subject) for subject in self.subjects or ("",)}
 
 
 class Sickness(NamedTuple):
@@ -71,9 +79,13 @@ def _all(values: Sequence[float], sick: Callable[[float], bool]) -> bool:
     return bool(values) and all(map(sick, values))
 
 
-def _flat_share(run: Run) -> list[float]:
-    prompts = run.config.prompts.per_iteration
-    return [flat / prompts for flat in run.last("groups_without_signal")]
+def _nearly_all(shares: Sequence[float]) -> bool:
+    return _all(shares, lambda share: share >= MOST)
+
+
+def _flat_shares(run: Run) -> list[float]:
+    """Shares of an iteration's groups whose completions all earn the same."""
+    return [flat / run.config.prompts.per_iteration for flat in run.last("groups_without_signal")]
 
 
 def wrong_ratio(run: Run) -> Sickness | None:
@@ -114,8 +126,8 @@ def no_learning_rate(run: Run) -> Sickness | None:
 def cut_at_the_cap(run: Run) -> Sickness | None:
     """Nearly all completions end at the cap and so all earn the same, or are all masked out of the loss."""
     cut, masked = run.last("truncated_fraction"), run.config.objective.mask_truncated
-    same = masked or _all(_flat_share(run), lambda share: share >= MOST)
-    if _all(cut, lambda share: share >= MOST) and same and (masked or not run.solved()):
+    same = masked or _nearly_all(_flat_shares(run))
+    if _nearly_all(cut) and same and (masked or not run.solved()):
         effect = "objective.mask_truncated leaves them out" if masked else "their rewards are all alike"
         return Sickness(
             f"{cut[-1]:.0%} of completions are cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens} and "
@@ -148,8 +160,8 @@ def identical_completions(run: Run) -> Sickness | None:
 
 def no_signal(run: Run) -> Sickness | None:
     """In nearly all groups every completion earns the same."""
-    shares = _flat_share(run)
-    if _all(shares, lambda share: share >= MOST) and not run.solved():
+    shares = _flat_shares(run)
+    if _nearly_all(shares) and not run.solved():
         return Sickness(
             f"{shares[-1]:.0%} of groups have equal rewards (mean {run.last('reward/mean')[-1]:.3g}): no advantage, no "
             "gradient; raise rollout.group_size or rollout.temperature, take easier prompts (prompts.source) or give "
@@ -254,9 +266,56 @@ def diagnose(history: Sequence[Mapping], config: Config, weights: Mapping[str, f
         weights: reward weights by component (`Task.component_weights`).
     """
     run = Run(history, config, weights)
-    findings, explained = [], set()
+    findings, silenced = [], set()
     for name, (check, symptoms) in CHECKS.items():
-        if history and name not in explained and (found := check(run)):
-            findings.append(Finding(name, found.subjects, int(history[-1]["iteration"]), found.line))
-            explained |= set(symptoms)
+        if history and name not in silenced and (sickness := check(run)):
+            findings.append(Finding(name, sickness.subjects, int(history[-1]["iteration"]), sickness.line))
+            silenced |= set(symptoms)
     return findings
+
+
+class HealthLog:
+    """Names each finding of a run once, on the console and in `health.jsonl`.
+
+    The findings are a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself.
+
+    Args:
+        run_dir: the run's folder, its metrics as far as they go.
+        config: the run's.
+        weights: reward weights by component.
+        say: shows one line.
+    """
+
+    def __init__(self, run_dir: Path, config: Config, weights: Mapping[str, float], say: Callable[[str], None]):
+        self._path, self._config, self._say = run_dir / "health.jsonl", config, say
+        # In a mixture a component adds to the mean reward by its task's share.
+        mixture = config.task.mixture
+        self._weights = {
+            name: weight * (mixture.share(name.partition("/")[0]) if mixture else 1.0)
+            for name, weight in weights.items()
+        }
+        self._history: list[Mapping] = []
+        self._findings: list[Finding] = []
+        metrics = run_dir / "metrics.jsonl"
+        for record in read_records(metrics) if metrics.exists() else []:
+            if "loss" in record:
+                self._new_findings(record)
+        self._write()
+
+    def __call__(self, metrics: Mapping[str, float]) -> None:
+        """Looks at one more iteration."""
+        if findings := self._new_findings(metrics):
+            self._write()
+        for finding in findings:
+            self._say(f"health: {finding.line}")
+
+    def _new_findings(self, record: Mapping) -> list[Finding]:
+        self._history.append(record)
+        known = {topic for finding in self._findings for topic in finding.topics}
+        findings = diagnose(self._history, self._config, self._weights)
+        new = [finding for finding in findings if not finding.topics <= known]
+        self._findings += new
+        return new
+
+    def _write(self) -> None:
+        self._path.write_text("".join(json.dumps(f._asdict()) + "\n" for f in self._findings), encoding="utf-8")

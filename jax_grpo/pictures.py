@@ -14,6 +14,7 @@ from jax_grpo.evaluation.during_training import Evaluation, Evaluator
 from jax_grpo.records import read_records
 from jax_grpo.tasks.base import Prompt
 
+BOARDS = 8  # on their page at most
 PANELS = (
     ("reward/mean", "reward", "mean reward of the iteration"),
     ("legal_move_rate", "legal moves", "share of sampled moves"),
@@ -26,20 +27,16 @@ PANELS = (
 
 def save_all(run_dir: Path, evaluator: Evaluator | None, evaluation: Evaluation | None) -> list[Path]:
     """`curves.png`, and `boards.png` where the held-out prompts are labelled positions."""
-    made = [run_dir / "curves.png"]
-    curves(read_records(run_dir / "metrics.jsonl"), made[0])
-    if evaluator is not None and evaluation is not None:
-        asked = [(i, p) for i, p in enumerate(evaluator.prompts) if p.task in ("", "policy")]
-        labelled = [i for i, prompt in asked if prompt.position and prompt.position.moves]
-        if labelled and any(name.endswith("legal") for name in evaluation.components["greedy"]):
-            made.append(run_dir / "boards.png")
-            chosen = labelled[:8]
-            boards(
-                [evaluator.prompts[i] for i in chosen],
-                [evaluation.completions["greedy"][i].split()[-1:] for i in chosen],
-                made[-1],
-            )
-    return made
+    curves(read_records(run_dir / "metrics.jsonl"), run_dir / "curves.png")
+    if evaluator is None or evaluation is None:
+        return [run_dir / "curves.png"]
+    asked = [(i, p) for i, p in enumerate(evaluator.prompts) if p.task in ("", "policy")]
+    labelled = [i for i, prompt in asked if prompt.position and prompt.position.moves][:BOARDS]
+    if not labelled or not any(name.endswith("legal") for name in evaluation.components["greedy"]):
+        return [run_dir / "curves.png"]
+    moves = [evaluation.completions["greedy"][i].split()[-1:] for i in labelled]
+    boards([evaluator.prompts[i] for i in labelled], moves, run_dir / "boards.png")
+    return [run_dir / "curves.png", run_dir / "boards.png"]
 
 
 def curves(records: Sequence[dict], path: Path) -> None:
@@ -47,21 +44,16 @@ def curves(records: Sequence[dict], path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
     for axis, (name, title, unit) in zip(axes.flat, PANELS, strict=True):
         points = [(r["iteration"], r[name]) for r in records if r.get(name) is not None]
-        axis.plot(*zip(*points, strict=True), color=MODEL, linewidth=1.2) if points else axis.text(
-            0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray"
-        )
+        if points:
+            axis.plot(*zip(*points, strict=True), color=MODEL, linewidth=1.2)
+        else:
+            axis.text(0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray")
         if name == "legal_move_rate":
-            for mode, marker in (("greedy", "o"), ("sampled", "s")):
+            for mode, marker, face in (("greedy", "o", None), ("sampled", "s", "white")):
                 names = (f"eval/{mode}/legal", f"eval/{mode}/policy/legal")
-                held = [(r["iteration"], r[n]) for r in records for n in names if n in r]
-                if held:
-                    axis.plot(
-                        *zip(*held, strict=True),
-                        marker,
-                        color=ENGINE,
-                        mfc="white" if mode == "sampled" else None,
-                        label=f"held-out, {mode}",
-                    )
+                if points := [(r["iteration"], r[n]) for r in records for n in names if n in r]:
+                    label = f"held-out, {mode}"
+                    axis.plot(*zip(*points, strict=True), marker, color=ENGINE, mfc=face, label=label)
                     axis.legend(frameon=False, fontsize=8)
             axis.set_ylim(0, 1)
         axis.set_title(title, fontsize=10, loc="left")

@@ -1,11 +1,9 @@
 """The folder of a run: made, writable, and used by one process at a time; and `run.json`, what it was made with.
 
-The lock is the kernel's (`flock`), so it dies with its process: a lock file that a killed run left behind is stale and taken over.
 Knows nothing of what is trained.
 """
 
-import errno
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
@@ -13,13 +11,15 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
+
+from jax_grpo.whole_files import lock, written_whole
 
 LOCK = "run.lock"
 RECORD = "run.json"
@@ -30,55 +30,43 @@ class RunFolderError(ValueError):
     """The run folder cannot be used; the message names it, why, and what to do."""
 
 
-class RunFolder:
-    """Makes the folder and holds its lock; a context manager.
+@contextlib.contextmanager
+def locked_folder(path: str | Path) -> Iterator[Path]:
+    """Makes a run's folder and holds its lock, whose file says who does; that of a killed run is taken over.
 
     Raises:
         RunFolderError: it cannot be made or written, or another process is using it.
     """
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-
-    def __enter__(self) -> Path:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise RunFolderError(
-                f"run_dir is {str(self.path)!r}, which cannot be written ({error.strerror}); give a folder that can"
-            ) from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(self._handle, 1000).decode(errors="replace").strip()
-            os.close(self._handle)
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise RunFolderError(
-                    f"run_dir is {str(self.path)!r}, which cannot be locked ({error.strerror})"
-                ) from error
-            raise RunFolderError(
-                f"run_dir is {str(self.path)!r}, which another run is using ({holder or 'it has just started'}); stop that "
-                f"one, or choose another run_dir"
-            ) from error
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
-        return self.path
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        os.close(self._handle)  # releases the lock; the file stays: removing it would race with a run that opens it
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = lock(folder / LOCK)
+    except BlockingIOError as error:
+        holder = (folder / LOCK).read_text(errors="replace").strip()
+        raise RunFolderError(
+            f"run_dir is {str(folder)!r}, which another run is using ({holder or 'it has just started'}); stop that one, or "
+            f"choose another run_dir"
+        ) from error
+    except OSError as error:
+        raise RunFolderError(
+            f"run_dir is {str(folder)!r}, which cannot be written ({error.strerror}); give a folder that can"
+        ) from error
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
+        yield folder
+    finally:
+        os.close(handle)  # releases the lock; the file stays: removing it would race with a run that opens it
 
 
 def write_whole(path: Path, text: str) -> None:
     """Replaces a file's text at once: a reader or a killed writer sees the old one or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with written_whole(path) as working:
+        working.write_text(text, encoding="utf-8")
 
 
 def record_start(run_dir: Path, resolved_config: str, command: str | None, iteration: int, micro_batches: int) -> None:
     """Writes `run.json`: versions, hardware, commit, command and micro-batches of this start, after those of earlier ones."""
-    file = run_dir / RECORD
     earlier = read_record(run_dir)["starts"] if iteration > 0 else []
     start = {
         "time": _now(),
@@ -92,7 +80,7 @@ def record_start(run_dir: Path, resolved_config: str, command: str | None, itera
         "hardware": hardware(),
         "environment": {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS") if name in os.environ},
     }
-    write_whole(file, json.dumps({"starts": [*earlier, start], "finished": None}, indent=1) + "\n")
+    write_whole(run_dir / RECORD, json.dumps({"starts": [*earlier, start], "finished": None}, indent=1) + "\n")
 
 
 def record_finish(run_dir: Path) -> None:
@@ -122,16 +110,18 @@ def _version(package: str) -> str | None:
 
 def _commit() -> dict[str, Any] | None:
     """Commit of the source's repository and whether it has uncommitted changes; None outside one."""
-    where = ["git", "-C", str(Path(__file__).parent)]
+    command = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        commit = subprocess.run([*where, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
-        status = subprocess.run(
-            [*where, "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True, text=True, check=True, timeout=10,
-        )  # fmt: skip
+        status = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit.stdout.strip(), "changed": bool(status.stdout.strip())}
+    lines = (
+        status.stdout.splitlines()
+    )  # headers begin with #, the commit's first of all; then one for each changed file
+    return {
+        "commit": lines[0].removeprefix("# branch.oid "),
+        "changed": not all(line.startswith("# ") for line in lines),
+    }
 
 
 def hardware() -> dict[str, Any]:

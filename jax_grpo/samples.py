@@ -37,38 +37,32 @@ def sample_rows(
         `engine_move` (the labels' first, or null) and `model_move` (the last move written, or null). A number that is not
         finite is null.
     """
-    rows = range(0, len(prompts), config.rollout.group_size)
-    of_one = (
-        (i, applicable({name: values[i : i + 1] for name, values in components.items()}, prompts[i : i + 1]))
-        for i in rows
-    )
-    records = [_row(prompts[i], completions[i], rewards_B[i], {n: v[0] for n, v in own.items()}) for i, own in of_one]
-    return records[: config.logging.samples]
+    firsts = range(0, len(prompts), config.rollout.group_size)[: config.logging.samples]
+    rows = []
+    for i in firsts:
+        own = applicable({name: values[i : i + 1] for name, values in components.items()}, prompts[i : i + 1])
+        row = {
+            "prompt": prompts[i].text,
+            "completion": completions[i],
+            "reward": _finite(rewards_B[i]),
+            "components": {name: _finite(values[0]) for name, values in own.items()},
+        }
+        if (position := prompts[i].position) is not None:
+            # A completion of a task that rewards no legal moves is not moves.
+            moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
+            row |= {
+                "fen": position.fen,
+                "engine_move": position.moves[0] if position.moves else None,
+                "model_move": moves[-1] if moves else None,
+            }
+        rows.append(row)
+    return rows
 
 
 def distinct_share(completions: Sequence[str], group_size: int) -> float:
     """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
     groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
     return float(np.mean([len(set(group)) / len(group) for group in groups]))
-
-
-def _row(prompt: Prompt, completion: str, reward: float, components: Mapping[str, float]) -> dict:
-    row = {
-        "prompt": prompt.text,
-        "completion": completion,
-        "reward": _finite(reward),
-        "components": {name: _finite(value) for name, value in components.items()},
-    }
-    if prompt.position is not None:
-        moves = (
-            _MOVE.findall(completion) if any(name.endswith("legal") for name in components) else []
-        )  # other tasks' completions are not moves
-        row |= {
-            "fen": prompt.position.fen,
-            "engine_move": prompt.position.moves[0] if prompt.position.moves else None,
-            "model_move": moves[-1] if moves else None,
-        }
-    return row
 
 
 def _finite(value: float) -> float | None:

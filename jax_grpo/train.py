@@ -21,7 +21,7 @@ from jax_grpo.config import Config, parse_cli
 from jax_grpo.console import Console
 from jax_grpo.evaluation.during_training import Evaluator
 from jax_grpo.flops import ImpossibleRate
-from jax_grpo.health_log import HealthLog
+from jax_grpo.health import HealthLog
 from jax_grpo.heldout import Heldout, heldout_positions, told
 from jax_grpo.memory.advice import DeviceOutOfMemory
 from jax_grpo.memory.fit import choose_micro_batches
@@ -37,7 +37,7 @@ from jax_grpo.resume import (
     find_origin,
     require_same_run,
 )
-from jax_grpo.run_folder import RunFolder, record_finish, record_start, write_whole
+from jax_grpo.run_folder import locked_folder, record_finish, record_start, write_whole
 from jax_grpo.samples import sample_rows
 from jax_grpo.system import compilation
 from jax_grpo.system.compilation import Profiler
@@ -63,9 +63,9 @@ RUN_ERRORS = (
 
 def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | None:
     """Prompts of the held-out positions, or None when none are asked."""
-    config = trainer.config
     if heldout is None:
         return None
+    config = trainer.config
     return Evaluator(
         trainer.policy,
         trainer.task,
@@ -88,30 +88,33 @@ def train(
         restart: begin again where an unfinished run is.
         argv: the command line's arguments, for `run.json` and the command that continues; None when called from Python.
     """
-    with RunFolder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
+    with locked_folder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
+        # Where it begins; nothing is changed yet, since the model or the data may refuse to continue.
         checkpoints = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
+        first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
         config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
         changes = require_same_run(origin, config) if origin else []
-        first = origin.iteration if origin else 0
+
+        # What it trains, on which data.
         trainer = Trainer(config)
         cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
         heldout = heldout_positions(config, trainer.positions)
         evaluator = make_evaluator(trainer, heldout)
         if origin:
             trainer.restore(origin)
-        kept_bytes = bring_metrics(origin, run_dir, print) if origin else 0
+
+        # Nothing refuses it any more: the folder becomes this run's.
+        metrics_bytes = bring_metrics(origin, run_dir, print) if origin else 0
         abandon_others(origin, checkpoints, print)
-        resolved = config.resolved_yaml()
-        write_whole(run_dir / "config.yaml", resolved)
-        record_start(
-            run_dir, resolved, None if argv is None else f"{PROGRAM} {shlex.join(argv)}", first, config.update.parts
-        )
-        with MetricsLog(run_dir, config, kept_bytes, first) as log, Console(config, first) as console, checkpoints:
-            console.note(
-                f"{config.model.weights or 'random weights'}, {jax.devices()[0].device_kind}, run folder {run_dir}"
-            )
+        write_whole(run_dir / "config.yaml", config.resolved_yaml())
+        started_by = None if argv is None else f"{PROGRAM} {shlex.join(argv)}"
+        record_start(run_dir, config.resolved_yaml(), started_by, first, config.update.parts)
+
+        with MetricsLog(run_dir, config, metrics_bytes, first) as log, Console(config, first) as console, checkpoints:
+            device = jax.devices()[0].device_kind
+            console.note(f"{config.model.weights or 'random weights'}, {device}, run folder {run_dir}")
             console.note(told(trainer.positions, heldout))
             if origin:
                 changed = f"; changed since: {', '.join(changes)}" if changes else ""
@@ -121,16 +124,16 @@ def train(
             milestones = Milestones(trainer, evaluator, log, console, checkpoints, origin)
             done = run_iterations(trainer, milestones, log, console, stop)
             if done < config.iterations:
-                console.note(
-                    f"stopped after iteration {done} of {config.iterations}; continue with\n    {command(argv)}"
-                )
+                resuming = command(argv)
+                console.note(f"stopped after iteration {done} of {config.iterations}; continue with\n    {resuming}")
                 return run_dir
-        save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
-        from jax_grpo import pictures  # matplotlib, which is slow to import, is not needed before
 
-        made = pictures.save_all(run_dir, evaluator, milestones.evaluation)
+        save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
+        from jax_grpo.pictures import save_all  # matplotlib, which is slow to import, is not needed before
+
+        pictures = save_all(run_dir, evaluator, milestones.evaluation)
         record_finish(run_dir)
-        print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *made]))
+        print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *pictures]))
         return run_dir
 
 

@@ -24,7 +24,7 @@ from jax_grpo.checkpoint import Checkpoints
 from jax_grpo.config_sections import CheckpointConfig, TaskConfig
 from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
 from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.run_folder import RunFolder, RunFolderError, read_record, record_finish, record_start
+from jax_grpo.run_folder import RunFolderError, locked_folder, read_record, record_finish, record_start
 from jax_grpo.system import phases as phases_module
 from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.tasks.base import Prompt
@@ -213,7 +213,8 @@ def test_the_watchdog_speaks_during_a_hang_once_and_names_the_phase(monkeypatch)
 
 
 def test_two_runs_in_one_folder_are_refused_and_a_killed_run_s_lock_is_not(tmp_path):
-    program = f"from jax_grpo.run_folder import RunFolder\nwith RunFolder({str(tmp_path)!r}): print('locked', flush=True); input()"
+    held = f"with locked_folder({str(tmp_path)!r}): print('locked', flush=True); input()"
+    program = f"from jax_grpo.run_folder import locked_folder\n{held}"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     holder = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -222,11 +223,11 @@ def test_two_runs_in_one_folder_are_refused_and_a_killed_run_s_lock_is_not(tmp_p
     with pytest.raises(
         RunFolderError, match=rf"another run is using \(process {holder.pid} on .*choose another run_dir"
     ):
-        RunFolder(tmp_path).__enter__()
+        locked_folder(tmp_path).__enter__()
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
     assert f"process {holder.pid}" in (tmp_path / "run.lock").read_text(), "the stale lock file is there"
-    with RunFolder(tmp_path) as folder:
+    with locked_folder(tmp_path) as folder:
         assert f"process {os.getpid()} " in (folder / "run.lock").read_text()
 
 
@@ -242,9 +243,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         with pytest.raises(
             RunFolderError, match=r"run_dir is '.*closed.*', which cannot be written \(Permission denied\)"
         ):
-            RunFolder(tmp_path / "closed" / "run").__enter__()
+            locked_folder(tmp_path / "closed" / "run").__enter__()
         with pytest.raises(RunFolderError, match=r"cannot be written \(Permission denied\); give a folder that can"):
-            RunFolder(tmp_path / "closed").__enter__()
+            locked_folder(tmp_path / "closed").__enter__()
     finally:
         if root:
             os.seteuid(0)

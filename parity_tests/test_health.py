@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jax_grpo.config import load_config
-from jax_grpo.health import CHECKS, diagnose
-from jax_grpo.health_log import HealthLog
+from jax_grpo.health import CHECKS, HealthLog, diagnose
 from jax_grpo.metrics import histogram
 from jax_grpo.records import read_records
 from jax_grpo.rollout import PromptTooLong

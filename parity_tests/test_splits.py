@@ -366,7 +366,7 @@ def test_a_second_start_checks_no_row_and_encodes_no_prompt_but_still_refuses_on
 
 def test_what_is_not_needed_before_the_first_iteration_is_not_imported(tmp_path):
     program = (
-        "import sys, pathlib, jax_grpo.train; from jax_grpo.tensorboard import EventFile;"
+        "import sys, pathlib, jax_grpo.train; from jax_grpo.metrics import EventFile;"
         f"EventFile(pathlib.Path({str(tmp_path)!r})).scalars({{'loss': 1.0}}, 0);"
         "print([name for name in ('matplotlib', 'torch', 'transformers', 'pyarrow.dataset') if name in sys.modules])"
     )
