@@ -5,146 +5,124 @@ Its sections are in `config_sections`; what holds between them is checked here. 
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import pydantic
-
+from jax_grpo import config_sections as sections
 from jax_grpo.config_files import require_run_dir, require_source, require_weights
-from jax_grpo.config_loading import ConfigError, dump_yaml, load_yaml, parse_arguments
-from jax_grpo.config_sections import (
-    AdvantageConfig,
-    CheckpointConfig,
-    EvaluationConfig,
-    KLConfig,
-    LMHeadConfig,
-    LoggingConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    ProfileConfig,
-    PromptsConfig,
-    RolloutConfig,
-    TaskConfig,
-    UpdateConfig,
-)
-from jax_grpo.config_types import Count, CountOrZero, Section, Seed, Text
+from jax_grpo.config_loading import ConfigError, dump_yaml, load_yaml, reference
 
 __all__ = ["Config", "ConfigError", "check_files", "load_config", "load_yaml", "parse_cli"]
 
 
-class Config(Section):
+class Config(sections.Section):
     """A training run."""
 
-    iterations: Count
+    iterations: sections.Count
     """Update blocks: one rollout each."""
-    run_dir: Text
+    run_dir: sections.Text
     """Folder of everything the run writes (TRL: output_dir)."""
-    seed: Seed = 0
+    seed: sections.Seed = 0
     """Of the order of prompts, of sampling, and of random weights."""
-    model: ModelConfig
-    task: TaskConfig = TaskConfig()
-    prompts: PromptsConfig = PromptsConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    advantage: AdvantageConfig = AdvantageConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
-    kl: KLConfig = KLConfig()
-    update: UpdateConfig = UpdateConfig()
-    lm_head: LMHeadConfig = LMHeadConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    logging: LoggingConfig = LoggingConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    profile: ProfileConfig = ProfileConfig()
-    record_batches: CountOrZero = 0
+    model: sections.ModelConfig
+    task: sections.TaskConfig = sections.TaskConfig()
+    prompts: sections.PromptsConfig = sections.PromptsConfig()
+    rollout: sections.RolloutConfig = sections.RolloutConfig()
+    advantage: sections.AdvantageConfig = sections.AdvantageConfig()
+    objective: sections.ObjectiveConfig = sections.ObjectiveConfig()
+    kl: sections.KLConfig = sections.KLConfig()
+    update: sections.UpdateConfig = sections.UpdateConfig()
+    lm_head: sections.LMHeadConfig = sections.LMHeadConfig()
+    evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
+    logging: sections.LoggingConfig = sections.LoggingConfig()
+    checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
+    profile: sections.ProfileConfig = sections.ProfileConfig()
+    record_batches: sections.CountOrZero = 0
     """Iterations whose batch is written for `jax_grpo.replay`."""
-    compilation_cache: Text | None = "~/.cache/jax_grpo"
+    compilation_cache: sections.Text | None = "~/.cache/jax_grpo"
     """Folder of compiled programs and of position files' checked rows, which the next run takes from there; null: none. For
     programs JAX_COMPILATION_CACHE_DIR goes before it."""
 
-    @pydantic.model_validator(mode="after")
-    def _consistent(self) -> "Config":
-        prompts, group = self.prompts.per_iteration, self.rollout.group_size
+    def _refusals(self) -> Iterator[str]:
+        yield from self._refused_batch_sizes()
+        yield from self._refused_lengths()
+        yield from self._refused_without_effect()
+        yield from self._refused_evaluation()
+        yield from self._refused_ranking()
+
+    def _refused_batch_sizes(self) -> Iterator[str]:
+        """Groups are compared and stay whole; an optimiser batch is cut evenly."""
+        prompts, group, update = self.prompts.per_iteration, self.rollout.group_size, self.update
         if group < 2:
-            raise ValueError(
-                f"rollout.group_size {group} gives every completion advantage 0: a group's baseline needs at least 2"
+            yield f"rollout.group_size {group} gives every completion advantage 0: a group's baseline needs at least 2"
+        if prompts % update.minibatches:
+            yield f"update.minibatches {update.minibatches} must divide prompts.per_iteration {prompts}: groups stay whole"
+        if update.micro_batches not in ("auto", *self.possible_micro_batches()):
+            per_step = prompts // update.minibatches
+            yield (
+                f"update.micro_batches {update.micro_batches} must cut {per_step} prompts x {group} completions into whole "
+                f"groups or equal slices of a group; try a divisor of {per_step}, or {per_step} times a divisor of {group}"
             )
-        if self.objective.name == "reinforce" and self.objective.importance_level != "token":
-            raise ValueError(
-                "objective.importance_level must be token when objective.name is reinforce: it has no importance ratio"
+
+    def _refused_lengths(self) -> Iterator[str]:
+        """What is part of a length must not exceed it: tokens of a sequence, optimiser steps of a schedule."""
+        model, cap, steps = self.model, self.rollout.max_new_tokens, self.optimizer_steps()
+        tokens = self.prompts.max_prompt_tokens + cap
+        if (
+            model.weights is None
+            and model.max_position_embeddings is not None
+            and tokens > model.max_position_embeddings
+        ):
+            yield (
+                f"prompts.max_prompt_tokens + rollout.max_new_tokens = {tokens} exceeds model.max_position_embeddings "
+                f"{model.max_position_embeddings}"
             )
-        if self.kl.guardrail == "end_epoch" and self.update.epochs * self.update.minibatches == 1:
-            raise ValueError(
-                "kl.guardrail end_epoch needs more than one optimiser step an iteration: there is none to leave out with "
-                "update.epochs 1 and update.minibatches 1"
-            )
-        if prompts % self.update.minibatches:
-            raise ValueError(
-                f"update.minibatches {self.update.minibatches} must divide prompts.per_iteration {prompts}: groups stay whole"
-            )
-        per_step = prompts // self.update.minibatches
-        parts = 1 if self.update.micro_batches == "auto" else self.update.micro_batches
-        if per_step % parts and (parts % per_step or group % (parts // per_step)):
-            raise ValueError(
-                f"update.micro_batches {parts} must cut {per_step} prompts x {group} completions into whole groups or equal "
-                f"slices of a group; try a divisor of {per_step}, or {per_step} times a divisor of {group}"
-            )
-        if self.lm_head.logits_dtype == "bfloat16" and self.model.compute_dtype != "bfloat16":
-            raise ValueError(
-                f"lm_head.logits_dtype bfloat16 needs model.compute_dtype bfloat16; it is {self.model.compute_dtype}"
-            )
-        context, needed = (
-            self.model.max_position_embeddings,
-            self.prompts.max_prompt_tokens + self.rollout.max_new_tokens,
-        )
-        if self.model.weights is None and context is not None and needed > context:
-            raise ValueError(
-                f"prompts.max_prompt_tokens + rollout.max_new_tokens = {needed} exceeds model.max_position_embeddings {context}"
-            )
-        self._require_positions_to_ask()
-        steps = self.optimizer_steps()
+        for name, part in (self.task.mixture.parts if self.task.mixture else {}).items():
+            if (own := part.max_new_tokens or 0) > cap:
+                yield f"task.mixture.{name}.max_new_tokens {own} exceeds rollout.max_new_tokens {cap}"
+        if (penalty := self.objective.overlong_penalty) is not None and penalty.length > cap:
+            yield f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {cap}"
         if self.update.warmup_steps >= steps:
-            raise ValueError(
+            yield (
                 f"update.warmup_steps {self.update.warmup_steps} must be below the schedule's {steps} optimiser steps "
                 f"(update.total_steps, or iterations * update.epochs * update.minibatches)"
             )
-        for name, part in (self.task.mixture.parts if self.task.mixture else {}).items():
-            if (part.max_new_tokens or 0) > self.rollout.max_new_tokens:
-                raise ValueError(
-                    f"task.mixture.{name}.max_new_tokens {part.max_new_tokens} exceeds rollout.max_new_tokens "
-                    f"{self.rollout.max_new_tokens}"
-                )
-        self._require_rankable()
-        penalty = self.objective.overlong_penalty
-        if penalty is not None and penalty.length > self.rollout.max_new_tokens:
-            raise ValueError(
-                f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {self.rollout.max_new_tokens}"
-            )
-        return self
 
-    def _require_positions_to_ask(self) -> None:
+    def _refused_without_effect(self) -> Iterator[str]:
+        """A setting beside which another one would do nothing, without a word."""
+        if self.objective.name == "reinforce" and self.objective.importance_level != "token":
+            yield "objective.importance_level must be token when objective.name is reinforce: it has no importance ratio"
+        if self.kl.guardrail == "end_epoch" and self.update.epochs * self.update.minibatches == 1:
+            yield (
+                "kl.guardrail end_epoch needs more than one optimiser step an iteration: there is none to leave out with "
+                "update.epochs 1 and update.minibatches 1"
+            )
+        if self.lm_head.logits_dtype == "bfloat16" and self.model.compute_dtype != "bfloat16":
+            yield f"lm_head.logits_dtype bfloat16 needs model.compute_dtype bfloat16; it is {self.model.compute_dtype}"
+
+    def _refused_evaluation(self) -> Iterator[str]:
         """An evaluation asks positions that the run does not train on."""
         asked, source = self.evaluation.positions, self.evaluation.source
         if asked and source is None and self.prompts.split != "train":
-            raise ValueError(
+            yield (
                 f"prompts.split is {self.prompts.split}, so the run trains on the positions that evaluation.positions {asked} "
                 "would ask: give others as evaluation.source, or set evaluation.positions to 0"
             )
         if source is not None and not asked:
-            raise ValueError(
+            yield (
                 f"evaluation.source is {source!r}, but evaluation.positions is 0, which asks none of them; expected at least 1"
             )
 
-    def _require_rankable(self) -> None:
+    def _refused_ranking(self) -> Iterator[str]:
         """A checkpoint is ranked by the evaluation of its own weights, so that each one that is saved must be evaluated."""
-        best, held_out, saves = self.checkpoint.best_metric, self.evaluation, self.checkpoint.every
+        best, evaluation, saves = self.checkpoint.best_metric, self.evaluation, self.checkpoint.every
         if not (self.checkpoint.keep_best and best.startswith("eval/")):
             return
-        for name, value in (("positions", held_out.positions), ("every", held_out.every)):
-            if not value:
-                raise ValueError(
-                    f"checkpoint.best_metric {best!r} needs evaluation.{name} of at least 1; it is {value}"
-                )
-        if saves % held_out.every:
-            raise ValueError(
-                f"checkpoint.every {saves} must be a multiple of evaluation.every {held_out.every} when checkpoint.best_metric "
+        for name in ("positions", "every"):
+            if getattr(evaluation, name) == 0:
+                yield f"checkpoint.best_metric {best!r} needs evaluation.{name} of at least 1; it is 0"
+        if saves % evaluation.every:
+            yield (
+                f"checkpoint.every {saves} must be a multiple of evaluation.every {evaluation.every} when checkpoint.best_metric "
                 f"is {best!r}: a checkpoint is ranked by the evaluation of its own weights"
             )
 
@@ -169,13 +147,13 @@ class Config(Section):
 
     def cautions(self) -> list[str]:
         """What the settings do that is allowed and rarely meant, one sentence each; a run says them when it starts."""
-        bound, found = self.objective.epsilon_high, []
-        if self.objective.name == "cispo" and bound < 1:
-            found.append(
-                f"objective.epsilon_high {bound:g} is the bound of cispo's weight itself, which is 1 on fresh completions: nearly "
-                f"every weight is cut to {bound:g}; the usual bound is 5"
-            )
-        return found
+        bound = self.objective.epsilon_high
+        if self.objective.name != "cispo" or bound >= 1:
+            return []
+        return [
+            f"objective.epsilon_high {bound:g} is the bound of cispo's weight itself, which is 1 on fresh completions: nearly "
+            f"every weight is cut to {bound:g}; the usual bound is 5"
+        ]
 
     def resolved_yaml(self) -> str:
         """Every setting, defaults included; loading it gives an equal config."""
@@ -212,7 +190,16 @@ def parse_cli(argv: list[str], prog: str, options: Sequence[argparse.ArgumentPar
     Raises:
         ConfigError: see `load_config` and `check_files`.
     """
-    arguments, overrides = parse_arguments(argv, prog, Config, options)
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        parents=list(options),
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Any setting can be overridden: --update.learning_rate 3e-5. The settings:\n\n{reference(Config)}",
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML settings, see configs/")
+    parser.add_argument("--print-config", action="store_true", help="show the resolved settings and exit")
+    arguments, overrides = parser.parse_known_args(argv)
     config = load_config(arguments.config, overrides)
     if arguments.print_config:
         print(config.resolved_yaml(), end="")

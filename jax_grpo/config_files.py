@@ -1,17 +1,22 @@
 """Do the files that a config names exist? Asked by the command line before anything is compiled, and not by the schema,
 so that a config for another machine can still be read, shown and compared.
 
-Knows where the packaged models are; reads no file's contents.
+Knows what the folders that hold weights look like from outside, and where the packaged models are; reads no file's contents.
 """
 
 from pathlib import Path
 
-from jax_grpo.checkpoint_files import is_checkpoint
 from jax_grpo.config_loading import ConfigError, did_you_mean
 
 PACKAGED_MODELS = Path(__file__).parent / "assets" / "models"
 PACKAGED = "packaged:"
 RUN_WEIGHTS = "weights"  # the folder of a finished run's exported weights, in its run folder
+MANIFEST = "manifest.json"  # the file that a complete checkpoint has
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is a complete checkpoint's folder (its contents may still be damaged)."""
+    return (path / MANIFEST).is_file()
 
 
 def weights_directory(weights: str) -> Path:

@@ -1,19 +1,19 @@
 """From YAML and command-line overrides to a checked pydantic model, with one clear error for anything wrong.
 
-Knows files, lines and wording; knows no particular setting.
+Also the list of a model's settings, which `--help` shows. Knows files, lines and wording; knows no particular setting.
 """
 
-import argparse
 import difflib
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import pydantic
 import yaml
-
-from jax_grpo.config_reference import reference, settings, takes_any_key
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -52,13 +52,20 @@ def dump_yaml(values: dict) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
-def show(value: Any) -> str:
-    """A found value in YAML's words: texts quoted, containers by kind."""
-    containers = {dict: "a mapping", list: "a list"}
-    words = {None: "null", True: "true", False: "false"}
+def show(value: Any, other: Callable[[Any], str] = repr) -> str:
+    """A value in YAML's words: null, true, containers by kind; by `other` where it is none of these."""
     if value is None or isinstance(value, bool):
-        return words[value]
-    return containers.get(type(value)) or repr(value)
+        return "null" if value is None else str(value).lower()
+    return {dict: "a mapping", list: "a list"}.get(type(value)) or other(value)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key; an empty mapping is a value."""
+    flattened: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping) and value
+        flattened |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flattened
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
@@ -196,16 +203,21 @@ def _describe(problem: Any, known: Sequence[str]) -> tuple[list[str], str]:
 
 def _origin(keys: Sequence[str], path: str, lines: dict[str, int], overridden: Sequence[str]) -> str:
     """Where to look: the command line if one of `keys` was set there, else the first line that sets one or its section."""
-    chains = [[".".join(key.split(".")[:depth]) for depth in range(key.count(".") + 1, 0, -1)] for key in keys]
-    made = {key.rsplit(".", depth)[0] for key in overridden for depth in range(key.count(".") + 1)} - set(lines)
-    if any(name in overridden for chain in chains for name in chain):  # an overridden section replaced the file's lines
+    names = [name for key in keys for name in _with_sections(key)]
+    created = {name for key in overridden for name in _with_sections(key)} - set(lines)
+    if any(name in overridden for name in names):  # an overridden section replaced the file's lines
         return "command line"
-    for name in (name for chain in chains for name in chain):
-        if name in made:
+    for name in names:
+        if name in created:
             return "command line"
         if name in lines:
             return f"{path}:{lines[name]}"
     return path
+
+
+def _with_sections(key: str) -> list[str]:
+    """A dotted key and the sections it is in, from the inside: `a.b.c`, `a.b`, `a`."""
+    return [key.rsplit(".", depth)[0] for depth in range(key.count(".") + 1)]
 
 
 def load_yaml(model: type[Model], path: str, overrides: Sequence[str] = ()) -> Model:
@@ -220,7 +232,7 @@ def load_yaml(model: type[Model], path: str, overrides: Sequence[str] = ()) -> M
     pairs = _pairs(overrides)
     for key, value in pairs:
         section = key.rpartition(".")[0]
-        if key not in fields and not (section in fields and takes_any_key(fields[section])):
+        if key not in fields and not (section in fields and _takes_any_key(fields[section])):
             raise ConfigError(f"command line: unknown key {key}.{_nearest(key, known)}")
         _override(values, key, value)
     try:
@@ -233,20 +245,54 @@ def load_yaml(model: type[Model], path: str, overrides: Sequence[str] = ()) -> M
         raise ConfigError("\n".join(dict.fromkeys(messages))) from error
 
 
-def parse_arguments(
-    argv: Sequence[str],
-    prog: str,
-    model: type[pydantic.BaseModel],
-    options: Sequence[argparse.ArgumentParser] = (),
-) -> tuple[argparse.Namespace, list[str]]:
-    """`--config FILE`, `--print-config`, `--help` with every setting of `model`, `options`, and everything else as overrides."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        parents=list(options),
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"Any setting can be overridden: --update.learning_rate 3e-5. The settings:\n\n{reference(model)}",
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML settings, see configs/")
-    parser.add_argument("--print-config", action="store_true", help="show the resolved settings and exit")
-    return parser.parse_known_args(argv)
+def _models(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    """The models in an annotation: a section, an optional one, or the items of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def settings(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(dotted name, field) of every setting, each section before what is in it."""
+    for name, field in model.model_fields.items():
+        yield prefix + name, field
+        for inner in _models(field.annotation):
+            yield from settings(inner, f"{prefix}{name}.")
+
+
+def _takes_any_key(field: FieldInfo) -> bool:
+    """Whether the setting is a mapping whose keys the model does not fix."""
+    return any(get_origin(part) is dict for part in (field.annotation, *get_args(field.annotation)))
+
+
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "true|false", types.NoneType: "null"}
+
+
+def _kind(annotation: Any) -> str:
+    """An annotation in words: `whole number`, `clip|cispo`, `number or null`."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "|".join(map(str, parts))
+    if origin is Annotated:
+        return _kind(parts[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(_kind(part) for part in parts)
+    return {dict: "mapping", list: "list"}.get(origin) or _WORDS.get(annotation, "section")
+
+
+def _default(value: Any) -> str:
+    """` = ...` in YAML's words; nothing for a section."""
+    if value is PydanticUndefined:
+        return " (required)"
+    return "" if isinstance(value, pydantic.BaseModel) else f" = {show(value, str)}"
+
+
+def reference(model: type[pydantic.BaseModel]) -> str:
+    """Every setting with its kind, default and documentation, one or two lines each."""
+    lines = []
+    for name, field in settings(model):
+        inner = _models(field.annotation)
+        notes = [" ".join((text or "").split()) for text in (field.description, *(part.__doc__ for part in inner))]
+        lines.append(f"  {name}: {_kind(field.annotation)}{_default(field.default)}")
+        lines += [f"      {note}" for note in notes if note]
+    return "\n".join(lines)

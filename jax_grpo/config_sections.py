@@ -1,14 +1,51 @@
 """The sections of a config: one frozen model each; the text under a field gives its unit, and TRL's name where it differs.
 
-`--help` lists them all. What holds between sections is checked in `config`.
+`--help` lists them all. A section says itself which of its settings cannot stand together; what holds between sections is
+checked in `config`. Nothing here touches JAX.
 """
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 from pydantic import Field
 
-from jax_grpo.config_types import Count, CountOrAuto, CountOrZero, Dtype, Fraction, NotNegative, Positive, Section, Text
+Dtype = Literal["float32", "bfloat16", "float64"]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]  # jitted programs take it as an int32
+Text = Annotated[str, Field(min_length=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+def _count_or_auto(value: Any) -> Any:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError(f"is {value!r}; expected a whole number of at least 1, or auto")
+    return value
+
+
+CountOrAuto = Annotated[int | Literal["auto"], pydantic.PlainValidator(_count_or_auto)]
+
+
+class Section(pydantic.BaseModel):
+    """A frozen group of settings; unknown keys, wrong types, non-finite numbers and contradictions are refused."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    def _refusals(self) -> Iterator[str]:
+        """Why these settings cannot stand together, one sentence a reason. The first is told, and none behind it computed."""
+        return iter(())
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for sentence in self._refusals():
+            raise ValueError(sentence)
+        return self
 
 
 class ModelConfig(Section):
@@ -38,22 +75,15 @@ class ModelConfig(Section):
     remat_keeps: Literal["nothing", "matmuls"] = "nothing"
     """`remat`: what is kept of a block besides its inputs; `matmuls` are the results of its products with weights."""
 
-    @pydantic.model_validator(mode="after")
-    def _sizes(self) -> "ModelConfig":
-        sizes = ("num_layers", "num_heads", "hidden_size", "max_position_embeddings")
+    def _refusals(self) -> Iterator[str]:
         if self.remat_keeps != "nothing" and not self.remat:
-            raise ValueError(
-                f"model.remat_keeps {self.remat_keeps} needs model.remat true: without it everything is kept"
-            )
+            yield f"model.remat_keeps {self.remat_keeps} needs model.remat true: without it everything is kept"
         if self.weights is None:
-            missing = [name for name in sizes if getattr(self, name) is None]
-            if missing:
-                raise ValueError(f"model.weights is null, so model.{', model.'.join(missing)} must be given")
+            sizes = ("num_layers", "num_heads", "hidden_size", "max_position_embeddings")
+            if missing := [name for name in sizes if getattr(self, name) is None]:
+                yield f"model.weights is null, so model.{', model.'.join(missing)} must be given"
             if (self.hidden_size or 0) % (self.num_heads or 1):
-                raise ValueError(
-                    f"model.hidden_size {self.hidden_size} must be a multiple of model.num_heads {self.num_heads}"
-                )
-        return self
+                yield f"model.hidden_size {self.hidden_size} must be a multiple of model.num_heads {self.num_heads}"
 
     @property
     def recomputed(self) -> Literal[False, "all", "dots"]:
@@ -101,11 +131,9 @@ class Mixture(Section):
         """The tasks that are asked, by name."""
         return {name: part for name in type(self).model_fields if (part := getattr(self, name)) is not None}
 
-    @pydantic.model_validator(mode="after")
-    def _several(self) -> "Mixture":
+    def _refusals(self) -> Iterator[str]:
         if len(self.parts) < 2:
-            raise ValueError(f"task.mixture has {len(self.parts)} task; expected at least 2, or set task.name to it")
-        return self
+            yield f"task.mixture has {len(self.parts)} task; expected at least 2, or set task.name to it"
 
     def share(self, name: str) -> float:
         """Mean share of the prompts that are this task's."""
@@ -132,25 +160,19 @@ class TaskConfig(Section):
     engine: EngineConfig | None = None
     """null: the data set's labels and the rules of chess only."""
 
-    @pydantic.model_validator(mode="after")
-    def _five_lines(self) -> "TaskConfig":
+    def _refusals(self) -> Iterator[str]:
         if self.engine is not None and self.engine.multipv < 5:
-            raise ValueError(
+            yield (
                 f"task.engine.multipv is {self.engine.multipv}; expected at least 5: top_five and the five candidates are "
                 "compared with the engine's first five moves"
             )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _mixed(self) -> "TaskConfig":
         if (self.name == "mixed") != (self.mixture is not None):
-            raise ValueError(
+            yield (
                 f"task.name is {self.name} and task.mixture is {'given' if self.mixture else 'null'}: mixed needs a mixture, "
                 "and a mixture task.name: mixed"
             )
         if self.mixture is not None and self.rewards is not None:
-            raise ValueError("task.rewards is of one task; in a mixture set task.mixture.<task>.rewards")
-        return self
+            yield "task.rewards is of one task; in a mixture set task.mixture.<task>.rewards"
 
 
 class PromptsConfig(Section):
@@ -204,19 +226,17 @@ class AdvantageConfig(Section):
     deviation in the group and then takes the weighted sum; `gdpo` divides that by its deviation over the batch (TRL:
     multi_objective_aggregation, sum_then_normalize is sum_first and normalize_then_sum is gdpo)."""
 
-    @pydantic.model_validator(mode="after")
-    def _used(self) -> "AdvantageConfig":
+    def _refusals(self) -> Iterator[str]:
         if self.components != "sum_first" and self.scale != "group":
-            raise ValueError(
+            yield (
                 f"advantage.scale {self.scale} is of advantage.components sum_first; {self.components} scales each component "
                 "by its group: expected group"
             )
         if self.components == "gdpo" and self.baseline != "mean":
-            raise ValueError(
+            yield (
                 f"advantage.baseline {self.baseline} does nothing with advantage.components gdpo: it makes all advantages larger "
                 "by one factor, which the division by the batch's deviation takes out again; expected mean"
             )
-        return self
 
 
 class OverlongPenalty(Section):
@@ -249,7 +269,7 @@ class ObjectiveConfig(Section):
     """How the losses of tokens become one number (TRL: loss_type)."""
     entropy_coefficient: float = 0.0
     """Bonus on the mean entropy, nats."""
-    entropy_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    entropy_quantile: FractionBelowOne = 0.0
     """Train the policy term on tokens at or above this quantile of entropy (TRL: 1 - top_entropy_quantile); 0: all."""
     mask_truncated: bool = False
     """Leave out completions cut at the cap (TRL: mask_truncated_completions)."""
@@ -266,21 +286,14 @@ class ObjectiveConfig(Section):
         "tau_neg": ("sapo",),
     }
 
-    @pydantic.model_validator(mode="after")
-    def _defined(self) -> "ObjectiveConfig":
+    def _refusals(self) -> Iterator[str]:
         for key, names in self._OF.items():
-            value = getattr(self, key)
-            if self.name not in names and value != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"objective.{key} {value} is of objective.name {' and '.join(names)}; {self.name} would ignore it"
-                )
+            if self.name not in names and (value := getattr(self, key)) != type(self).model_fields[key].default:
+                yield f"objective.{key} {value} is of objective.name {' and '.join(names)}; {self.name} would ignore it"
         if self.name == "clip" and self.epsilon_low >= 1:
-            raise ValueError(f"objective.epsilon_low {self.epsilon_low} must be below 1: the ratio's bound is 1 - it")
+            yield f"objective.epsilon_low {self.epsilon_low} must be below 1: the ratio's bound is 1 - it"
         if self.delta is not None and self.delta <= 1 + self.epsilon_high:
-            raise ValueError(
-                f"objective.delta {self.delta} must exceed 1 + objective.epsilon_high = {1 + self.epsilon_high}"
-            )
-        return self
+            yield f"objective.delta {self.delta} must exceed 1 + objective.epsilon_high = {1 + self.epsilon_high}"
 
 
 class KLConfig(Section):
@@ -307,27 +320,20 @@ class KLConfig(Section):
     """When an optimiser step sees a KL beyond twice the target: `log` counts it; `end_epoch` leaves out the iteration's steps
     behind it, in this epoch and in later ones (the step itself is taken: it measures before it moves)."""
 
-    @pydantic.model_validator(mode="after")
-    def _ordered(self) -> "KLConfig":
-        if self.beta == 0:
-            asked = {"estimator": "k3", "importance_corrected": False, "guardrail": "log"}
-            for key, idle in asked.items():
-                if (value := getattr(self, key)) != idle:
-                    shown = str(value).lower() if isinstance(value, bool) else value
-                    raise ValueError(
-                        f"kl.{key} {shown} needs kl.beta > 0: with 0 there is no reference to measure KL to"
-                    )
+    # What is measured against the reference, or acts on such a measurement.
+    _OF_THE_REFERENCE: ClassVar[tuple[str, ...]] = ("estimator", "importance_corrected", "adaptive", "guardrail")
+
+    def _refusals(self) -> Iterator[str]:
+        for key in self._OF_THE_REFERENCE if self.beta == 0 else ():
+            if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                shown = str(value).lower()
+                yield f"kl.{key} {shown} needs kl.beta > 0: with 0 there is no reference to measure KL to"
         if self.beta_min > self.beta_max:
-            raise ValueError(f"kl.beta_min {self.beta_min} must not exceed kl.beta_max {self.beta_max}")
-        if self.adaptive and self.beta == 0:
-            raise ValueError(
-                "kl.adaptive needs kl.beta > 0 to start from: with 0 there is no reference to measure KL to"
-            )
+            yield f"kl.beta_min {self.beta_min} must not exceed kl.beta_max {self.beta_max}"
         if self.adaptive and not self.beta_min <= self.beta <= self.beta_max:
-            raise ValueError(
+            yield (
                 f"kl.beta {self.beta} must lie between kl.beta_min {self.beta_min} and kl.beta_max {self.beta_max} when adaptive"
             )
-        return self
 
 
 class UpdateConfig(Section):
@@ -355,9 +361,9 @@ class UpdateConfig(Section):
     """`cosine`: where it ends, as a share of learning_rate."""
     weight_decay: NotNegative = 0.0
     """Not on biases and norms."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: FractionBelowOne = 0.9
     """Decay of AdamW's first moment (TRL: adam_beta1)."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    beta2: FractionBelowOne = 0.95
     """Decay of AdamW's second moment (TRL: adam_beta2)."""
     first_moment_dtype: Literal["parameters", "bfloat16"] = "parameters"
     """Of AdamW's first moment, an average of gradients: `model.param_dtype`, or half of float32's memory."""
@@ -451,8 +457,6 @@ class ProfileConfig(Section):
     trace_steps: Annotated[list[CountOrZero], Field(min_length=2, max_length=2)] | None = None
     """[a, b]: trace iterations a <= i < b; the first one compiles, so a = 2 or more shows training. null: none."""
 
-    @pydantic.model_validator(mode="after")
-    def _ordered(self) -> "ProfileConfig":
+    def _refusals(self) -> Iterator[str]:
         if self.trace_steps is not None and self.trace_steps[0] >= self.trace_steps[1]:
-            raise ValueError(f"profile.trace_steps {self.trace_steps} must be [first, last] with first below last")
-        return self
+            yield f"profile.trace_steps {self.trace_steps} must be [first, last] with first below last"

@@ -6,12 +6,14 @@ resumed) counts once, the later one. Knows nothing of pages.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from jax_grpo.config_loading import flat
 from jax_grpo.records import read_records
 from jax_grpo.report_boards import board_svg
 
@@ -64,8 +66,11 @@ def read_run(folder: str | Path) -> dict[str, Any]:
             {"iteration": finding.get("iteration"), "line": str(finding.get("line", ""))}
             for finding in _optional(folder / "health.jsonl")
         ],
-        "config": _settings(folder / "config.yaml"),
-        "environment": _environment(folder / "run.json"),
+        # Settings as they are written, whatever this version knows of them: an older run's config can still be shown.
+        "config": _texts_by_key(
+            folder / "config.yaml", partial(yaml.load, Loader=yaml.BaseLoader), "a readable config"
+        ),
+        "environment": _texts_by_key(folder / "run.json", json.loads, "readable JSON"),
         "missing": [name for name in names if not (folder / name).is_file()],
     }
 
@@ -169,33 +174,15 @@ def _sample(sample: Any) -> dict:
     return shown | {"reward": _number(sample.get("reward")), "components": components, "board": board}
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Dotted keys to texts; lists stay whole."""
-    if isinstance(value, dict) and value:
-        return {k: v for key, inner in value.items() for k, v in flatten(inner, f"{prefix}{key}.").items()}
-    return {prefix.removesuffix("."): value if isinstance(value, str) else json.dumps(value)}
-
-
-def _settings(path: Path) -> dict[str, str]:
-    """Settings as they are written, whatever this version knows of them: an older run's config can still be shown."""
+def _texts_by_key(path: Path, parse: Callable[[str], Any], what: str) -> dict[str, str]:
+    """A file's values by dotted key, as texts; lists stay whole. None where there is no file."""
     if not path.is_file():
         return {}
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        values = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ReportError(f"{path}: not a readable config ({' '.join(str(error).split())[:200]})") from error
+        raise ReportError(f"{path}: not {what} ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(values, dict):
-        raise ReportError(f"{path}: expected a mapping of settings")
-    return flatten(values)
-
-
-def _environment(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ReportError(f"{path}: not readable JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise ReportError(f"{path}: expected an object")
-    return flatten({key: value for key, value in values.items() if key != "config"})  # shown from config.yaml
+        raise ReportError(f"{path}: expected a mapping")
+    values.pop("config", None)  # in run.json: it is shown from config.yaml
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat(values).items()}

@@ -117,7 +117,7 @@ def test_a_setting_changes_the_gradient_or_is_refused(section, key, value, loss)
         ({"objective": {"name": "reinforce", "importance_level": "sequence"}}, "objective.importance_level must be token"),
         ({"kl": {"beta": 0.0, "estimator": "k1"}}, "kl.estimator k1 needs kl.beta > 0"),
         ({"kl": {"beta": 0.0, "importance_corrected": True}}, "kl.importance_corrected true needs kl.beta > 0"),
-        ({"kl": {"beta": 0.0, "adaptive": True}}, "kl.adaptive needs kl.beta > 0"),
+        ({"kl": {"beta": 0.0, "adaptive": True}}, "kl.adaptive true needs kl.beta > 0"),
         ({"kl": {"beta": 0.0, "guardrail": "end_epoch"}, "update": {"epochs": 2}}, "kl.guardrail end_epoch needs kl.beta > 0"),
         ({"kl": {"guardrail": "end_epoch"}}, "kl.guardrail end_epoch needs more than one optimiser step an iteration"),
     ],
