@@ -1,15 +1,15 @@
 """Saves a run's whole state in the background and gives it back bit for bit, on any number of devices.
 
-`checkpoint_arrays` writes and reads the tensors, `checkpoint_files` makes the folder atomic and hashed. Values leave the device
-before `save` returns, because the next update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
+`checkpoint_files` makes each checkpoint atomic and hashed. Values leave the device before `save` returns, because the next
+update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
 """
 
 import concurrent.futures
 import errno
 import hashlib
-import logging
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,6 @@ import numpy as np
 from flax import nnx
 
 from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint_arrays import bytes_on_disk, read_arrays, write_arrays
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.model import GPT2Config
@@ -33,11 +32,6 @@ from jax_grpo.weights import abstract_params, require_finite
 PARAMS = "params/"
 COPIERS = 2  # tensors copied off the device side by side: most of a large copy is the kernel's finding of memory
 NICER = 10  # added to the niceness of the thread that writes
-# Orbax warns on every save that a layout which is not used here has nothing to merge, and logs a failed write's traceback once
-# for each of its threads; the failure itself is raised and reported by `wait`.
-NOISE = ("Skipping merge of OCDBT", "_SignalingThread.run() raised an exception")
-logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in NOISE))
-
 MEASURED = "measured"  # in a manifest: names of every metric that the run had measured by then
 EVALUATED = "eval/"  # names of metrics of held-out prompts begin with it
 
@@ -87,8 +81,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, config: CheckpointConfig):
         self.folder, self._config = folder, config
-        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=_step_back)
-        self._pending: concurrent.futures.Future[Path] | None = None
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=_give_way)
+        self._pending: concurrent.futures.Future[None] | None = None
         self._last_saved, self._needed = -1, 0
 
     def __enter__(self) -> "Checkpoints":
@@ -104,9 +98,9 @@ class Checkpoints:
             error.add_note(str(failure))  # what ended the run comes first
         finally:
             self._writer.shutdown()
-            kept = files.complete(self.folder)
             if error is not None:
-                where = f"the newest complete checkpoint is {kept[-1]}: continue with --resume auto" if kept else ""
+                saved = files.complete(self.folder)
+                where = f"the newest complete checkpoint is {saved[-1]}: continue with --resume auto" if saved else ""
                 error.add_note(where or f"there is no checkpoint in {self.folder}")
 
     def due(self, iterations_done: int) -> bool:
@@ -158,8 +152,7 @@ class Checkpoints:
         self._require_room(iterations_done, leaves)
         with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
             arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
-        described = {key: [list(array.shape), str(array.dtype)] for key, array in arrays.items()}
-        content = dict(content) | {"arrays": described, "metrics": _finite(metrics), MEASURED: names}
+        content = dict(content) | {"arrays": _described(arrays), "metrics": _finite(metrics), MEASURED: names}
         self._pending = self._writer.submit(self._write, iterations_done, arrays, content)
         self._last_saved = iterations_done
 
@@ -204,7 +197,7 @@ class Checkpoints:
     def _require_room(self, iteration: int, leaves: Mapping[str, Any]) -> None:
         """Refuses before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
         space = self._space()
-        self._needed = bytes_on_disk(leaves, space.f_frsize)
+        self._needed = files.bytes_on_disk(leaves, space.f_frsize)
         if space.f_bavail * space.f_frsize < self._needed:
             raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
 
@@ -218,25 +211,21 @@ class Checkpoints:
     def _space(self) -> os.statvfs_result:
         return os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
 
-    def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> Path:
-        path = files.publish(self.folder, iteration, lambda target: write_arrays(target, arrays), content)
+    def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> None:
+        files.publish(self.folder, iteration, arrays, content)
         self._discard_superseded()
-        return path
 
     def _discard_superseded(self) -> None:
-        for old in self._superseded():
-            files.discard(old)
-
-    def _superseded(self) -> list[Path]:
-        """Complete checkpoints that are neither among the last nor among the best."""
-        found = files.complete(self.folder)
-        keep = set(found[-self._config.keep_last :])
+        """Removes complete checkpoints that are neither among the last nor among the best."""
+        saved = files.complete(self.folder)
+        keep = set(saved[-self._config.keep_last :])
         if self._config.keep_best:
             sign = {"largest": -1, "smallest": 1}[self._config.best_is]
-            scores = {path: self._score(path) for path in found}
-            measured = [path for path in found if scores[path] is not None]
-            keep |= set(sorted(measured, key=lambda path: sign * (scores[path] or 0.0))[: self._config.keep_best])
-        return [path for path in found if path not in keep]
+            scores = {path: sign * score for path in saved if (score := self._score(path)) is not None}
+            keep |= set(sorted(scores, key=scores.__getitem__)[: self._config.keep_best])
+        for path in saved:
+            if path not in keep:
+                files.discard(path)
 
     def _score(self, path: Path) -> float | None:
         """What ranks the checkpoint; None where it was not measured of its weights."""
@@ -257,15 +246,15 @@ class Checkpoints:
         Raises:
             CheckpointError: there are checkpoints, but none is sound.
         """
-        found = files.complete(self.folder)
-        for path in reversed(found):
+        saved = files.complete(self.folder)
+        for path in reversed(saved):
             try:
                 return load(path)
             except CheckpointError as error:
                 say(f"warning: {error}; trying the one before it")
-        if found:
+        if saved:
             raise CheckpointError(
-                f"none of the {len(found)} checkpoints in {self.folder} is sound; start again with --restart, or give "
+                f"none of the {len(saved)} checkpoints in {self.folder} is sound; start again with --restart, or give "
                 f"another one with --resume PATH"
             )
         return None
@@ -282,18 +271,23 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _step_back() -> None:
-    """Gives way to the training: on Linux a thread has a niceness of its own, which the threads that it starts inherit."""
+def _described(arrays: Mapping[str, Any]) -> dict[str, list]:
+    """Shapes and dtypes by name, as a manifest has them."""
+    return {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
+
+
+def _give_way() -> None:
+    """Lets the training go first: on Linux a thread has a niceness of its own, which the threads that it starts inherit."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's words where there are any."""
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    """The operating system's words where there are any; TensorStore quotes its number."""
+    quoted = re.search(r"os[ _]error(?: |_code=')(\d+)", str(error), re.IGNORECASE)
+    number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+    return os.strerror(number) if number else " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def abstract(tree: Any) -> Any:
@@ -308,7 +302,7 @@ def load(path: Path, prefix: str = "") -> Origin:
         CheckpointError: not a checkpoint, or damaged; names the file.
     """
     content = files.read_manifest(path)
-    return Origin(path, content, read_arrays(path, content, prefix))
+    return Origin(path, content, files.read_arrays(path, content, prefix))
 
 
 def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> Any:
@@ -322,11 +316,10 @@ def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> An
     Raises:
         CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.
     """
-    wanted = named(like)
-    described = {k: [list(x.shape), str(x.dtype)] for k, x in wanted.items()}
-    absent = [name for name in zero_if_absent if name not in origin.content["arrays"]]
-    _require_same(origin.path, origin.content["arrays"], {k: x for k, x in described.items() if k not in absent})
-    origin.arrays.update({name: np.zeros(wanted[name].shape, wanted[name].dtype) for name in absent})
+    wanted, saved = named(like), origin.content["arrays"]
+    absent = {name: leaf for name, leaf in wanted.items() if name in zero_if_absent and name not in saved}
+    _require_same(origin.path, saved | _described(absent), _described(wanted))
+    origin.arrays.update({name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in absent.items()})
     leaves = [jax.device_put(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -335,10 +328,10 @@ def _require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, 
     for name in {**expected, **saved}:
         ours, theirs = expected.get(name), saved.get(name)
         if ours != theirs:
-            found = "is not in the checkpoint" if theirs is None else f"has shape {theirs[0]} and dtype {theirs[1]}"
+            there = "is not in the checkpoint" if theirs is None else f"has shape {theirs[0]} and dtype {theirs[1]}"
             needed = "nothing of this name" if ours is None else f"shape {ours[0]} and dtype {ours[1]}"
             raise CheckpointError(
-                f"{path}: tensor {name!r} {found}; this run needs {needed}. The model's sizes, model.param_dtype and the "
+                f"{path}: tensor {name!r} {there}; this run needs {needed}. The model's sizes, model.param_dtype and the "
                 f"optimiser must be those of the run that saved it"
             )
 

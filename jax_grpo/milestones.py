@@ -4,16 +4,18 @@ A stop signal's weights are saved at once, and evaluated when the run continues.
 its evaluation: a run that continues makes that again, or, where it was of the end only, goes on without it. Trains nothing.
 """
 
-from jax_grpo.checkpoint import EVALUATED, MEASURED, Checkpoints
+import dataclasses
+
+from jax_grpo.checkpoint import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.console import Console
 from jax_grpo.evaluation.during_training import Evaluation, Evaluator
 from jax_grpo.memory.advice import explain_out_of_memory
 from jax_grpo.metrics import MetricsLog
-from jax_grpo.resume import Origin
 from jax_grpo.system.phases import Phases
 from jax_grpo.trainer import Trainer
 
 
+@dataclasses.dataclass
 class Milestones:
     """Evaluations and checkpoints of a run's weights.
 
@@ -22,24 +24,20 @@ class Milestones:
         evaluation: of the weights after them; None while there is none.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        evaluator: Evaluator | None,
-        log: MetricsLog,
-        console: Console,
-        checkpoints: Checkpoints,
-        origin: Origin | None,
-    ):
-        self._trainer, self._evaluator, self._log = trainer, evaluator, log
-        self._console, self._checkpoints, self._origin = console, checkpoints, origin
-        self._first = self.done = origin.iteration if origin else 0
+    trainer: Trainer
+    evaluator: Evaluator | None
+    log: MetricsLog
+    console: Console
+    checkpoints: Checkpoints
+    origin: Origin | None
+
+    def __post_init__(self) -> None:
+        self._first = self.done = self.origin.iteration if self.origin else 0
         self.evaluation: Evaluation | None = None
         self._metrics: dict[str, float] = {}  # of the newest iteration
         self._position: int | None = None  # of the metrics file before the evaluation
-        self._measured = (
-            set(origin.content.get(MEASURED, origin.content["metrics"])) if origin else set()
-        )  # names so far
+        before = self.origin.content if self.origin else {"metrics": {}}
+        self._measured = set(before.get(MEASURED, before["metrics"]))  # names of metrics so far
 
     def begin(self) -> None:
         """Evaluates the weights that the run begins or continues with, if it is their turn.
@@ -50,9 +48,9 @@ class Milestones:
         if not self._evaluates():
             return
         self._evaluate()
-        if self._trainer.config.checkpoint.best_metric.startswith(EVALUATED):
-            self._checkpoints.require_measured(self._measured)
-        if self._origin:  # its checkpoint was saved before it was evaluated: by a stop signal, or by an earlier version
+        if self.trainer.config.checkpoint.best_metric.startswith(EVALUATED):
+            self.checkpoints.require_measured(self._measured)
+        if self.origin:  # its checkpoint was saved before it was evaluated: by a stop signal, or by an earlier version
             self._rank()
 
     def iteration_ends(self, metrics: dict[str, float], *, stopping: bool) -> None:
@@ -65,48 +63,48 @@ class Milestones:
         self.done += 1
         self._metrics, self.evaluation, self._position = metrics, None, None
         self._measured.update(metrics)
-        self._checkpoints.poll()
+        self.checkpoints.poll()
         if self._evaluates() and not stopping:
             try:
                 self._evaluate()
             except Exception:
                 self._save()  # the iterations themselves are sound
                 raise
-        if self._checkpoints.due(self.done):
+        if self.checkpoints.due(self.done):
             self._save()
 
     def end(self) -> None:
         """Saves what is not saved yet, and evaluates the last weights of a run that is complete."""
         if self.done > self._first:
             self._save()
-        if self.done == self._trainer.config.iterations and self.evaluation is None and self._evaluates():
+        if self.done == self.trainer.config.iterations and self.evaluation is None and self._evaluates():
             self._evaluate()  # a signal came in the last iteration
             self._rank()
-        self._checkpoints.wait()
+        self.checkpoints.wait()
 
     def _evaluates(self) -> bool:
-        config = self._trainer.config
+        config = self.trainer.config
         every = config.evaluation.every
         turn = self.done in (0, config.iterations) or (every > 0 and self.done % every == 0)
-        return self._evaluator is not None and turn
+        return self.evaluator is not None and turn
 
     def _evaluate(self) -> None:
-        assert self._evaluator is not None, "see `_evaluates`"
-        self._position = self._log.position()
-        phases, ask = Phases(), self._evaluator
-        with explain_out_of_memory(phases, self._trainer.config):
-            found: Evaluation = phases.run("evaluation", lambda: ask(self._trainer.state.params), wait=False)
-        self.evaluation, metrics = found, found.metrics
-        self._log.write({"iteration": self.done, **metrics})
-        self._console.evaluation(self.done, metrics)
-        self._measured.update(metrics)
+        evaluator, phases = self.evaluator, Phases()
+        assert evaluator is not None, "see `_evaluates`"
+        self._position = self.log.position()
+        with explain_out_of_memory(phases, self.trainer.config):
+            evaluation = phases.run("evaluation", lambda: evaluator(self.trainer.state.params), wait=False)
+        self.evaluation = evaluation
+        self.log.write({"iteration": self.done, **evaluation.metrics})
+        self.console.evaluation(self.done, evaluation.metrics)
+        self._measured.update(evaluation.metrics)
 
     def _save(self) -> None:
         own = self._metrics | (self.evaluation.metrics if self.evaluation else {})
-        position = self._log.position() if self._position is None else self._position
-        manifest = self._trainer.manifest(self.done, position)
-        self._checkpoints.save(self.done, self._trainer.state, manifest, own, self._measured)
+        position = self.log.position() if self._position is None else self._position
+        manifest = self.trainer.manifest(self.done, position)
+        self.checkpoints.save(self.done, self.trainer.state, manifest, own, self._measured)
 
     def _rank(self) -> None:
         if self.evaluation:
-            self._checkpoints.add_metrics(self.done, self.evaluation.metrics)
+            self.checkpoints.add_metrics(self.done, self.evaluation.metrics)

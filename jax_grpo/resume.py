@@ -7,14 +7,15 @@ Knows no arrays; `checkpoint` reads those.
 import argparse
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints, Origin, load
+from jax_grpo.checkpoint import Checkpoints, Origin, Say, load
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config
+from jax_grpo.config_loading import flat
 from jax_grpo.config_sections import CheckpointConfig
 from jax_grpo.position_files import FORMATS
 from jax_grpo.run_folder import read_record
@@ -51,9 +52,7 @@ FIXED = {
 ABSENT = "(not set)"
 
 
-def find_origin(
-    resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Callable[[str], None]
-) -> Origin | None:
+def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
     """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning. Changes nothing.
 
     Raises:
@@ -62,22 +61,22 @@ def find_origin(
     if resume is not None and restart:
         raise CheckpointError("--resume and --restart contradict each other; give one")
     if resume == "auto":
-        found = checkpoints.newest_sound(say)
-        if found is None:
+        origin = checkpoints.newest_sound(say)
+        if origin is None:
             say(f"--resume auto: no checkpoint in {checkpoints.folder}; beginning at iteration 0")
-        return found
-    existing = files.complete(checkpoints.folder)
+        return origin
+    saved = files.complete(checkpoints.folder)
     source = Path(resume).absolute() if resume else None
     inside = source is not None and run_dir.absolute() in (source, *source.parents)
-    if existing and not inside and not restart and read_record(run_dir)["finished"] is None:
+    if saved and not inside and not restart and read_record(run_dir)["finished"] is None:
         raise CheckpointError(
-            f"{run_dir} holds an unfinished run, saved at iteration {int(existing[-1].name)}: continue it with --resume auto, "
+            f"{run_dir} holds an unfinished run, saved at iteration {int(saved[-1].name)}: continue it with --resume auto, "
             f"begin again with --restart (its checkpoints are removed), or choose another run_dir"
         )
     return None if source is None else _explicit(source, resume or "", say)
 
 
-def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
+def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Say) -> None:
     """Removes what the run must not find later: leftovers of a killed writer, and checkpoints that are not before the origin.
 
     Called when nothing can refuse the run any more. A run that begins again has no checkpoint before its origin; one that
@@ -90,27 +89,17 @@ def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Callabl
         say(f"removed the checkpoints after it: {', '.join(path.name for path in dropped)}")
 
 
-def _explicit(path: Path, given: str, say: Callable[[str], None]) -> Origin:
+def _explicit(path: Path, given: str, say: Say) -> Origin:
     """The checkpoint `path`, or the newest sound one of the run or checkpoints folder `path`."""
     if files.is_checkpoint(path):
         return load(path)
     for folder in (path / CHECKPOINTS, path):
-        if files.complete(folder):
-            found = Checkpoints(folder, CheckpointConfig()).newest_sound(say)
-            if found is not None:
-                return found
+        if (origin := Checkpoints(folder, CheckpointConfig()).newest_sound(say)) is not None:
+            return origin
     raise CheckpointError(
         f"--resume {given}: not a checkpoint and no folder with checkpoints; expected `auto`, a run folder, or a folder such "
         f"as runs/NAME/{CHECKPOINTS}/{files.folder_name(50)}"
     )
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted settings of a nested config."""
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return out
 
 
 def require_same_run(origin: Origin, config: Config) -> list[str]:
@@ -128,24 +117,17 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
                 f"every position of {before['prompts.source']}, and its held-out positions were among them. Set prompts.split "
                 "to all to continue it, and give others to ask as evaluation.source, or set evaluation.positions to 0"
             )
-    changed = {
-        key: (before.get(key, ABSENT), now.get(key, ABSENT))
-        for key in {**now, **before}
-        if before.get(key, ABSENT) != now.get(key, ABSENT)
-    }
+    both = {key: (before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**now, **before}}
+    changed = {key: (old, new) for key, (old, new) in both.items() if old != new}
     refused = [
-        f"{key} is {new!r}, but {origin.path} was made with {old!r}: {FIXED[key]}"
+        f"{key} is {new!r}, but {origin.path} was made with {old!r}: {FIXED[key]}\n"
         for key, (old, new) in changed.items()
         if key in FIXED
     ]
     if refused:
         raise CheckpointError(
-            "\n".join(
-                [
-                    *refused,
-                    "Set it back to continue this run; for a new run from these weights, set model.weights to the checkpoint",
-                ]
-            )
+            f"{''.join(refused)}Set it back to continue this run; for a new run from these weights, set model.weights to the "
+            "checkpoint"
         )
     if origin.iteration > config.iterations:
         raise CheckpointError(
@@ -171,15 +153,14 @@ def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
     """
     keys = {"architecture": "model.weights", "reference": "model.weights", "positions": "prompts.source"}
     for name, key in keys.items():
-        old, new = origin.content["identity"][name], identity[name]
-        if old != new:
+        if (old := origin.content["identity"][name]) != (new := identity[name]):
             raise CheckpointError(
                 f"{key} holds something else than when {origin.path} was made: its {name} is {new}; it was {old}. It must be the "
                 f"same to continue this run; put the old files back, or start a new run with model.weights set to the checkpoint"
             )
 
 
-def bring_metrics(origin: Origin, run_dir: Path, say: Callable[[str], None]) -> int:
+def bring_metrics(origin: Origin, run_dir: Path, say: Say) -> int:
     """Bytes of `metrics.jsonl` that belong to the checkpoint; copies the file when the checkpoint is another run's."""
     target, source = run_dir / METRICS, origin.path.parent.parent / METRICS
     if origin.path.parent.parent.absolute() != run_dir.absolute():
@@ -196,11 +177,5 @@ def command(argv: Sequence[str] | None) -> str:
     """What continues the run: the command line it was started with (None: it was called from Python), with `--resume auto`."""
     if argv is None:
         return "train(config, resume='auto')"
-    kept, rest = [], list(argv)
-    while rest:
-        argument = rest.pop(0)
-        if argument == "--resume":
-            rest = rest[1:]
-        elif argument != "--restart" and not argument.startswith("--resume="):
-            kept.append(argument)
-    return f"{PROGRAM} {shlex.join([*kept, '--resume', 'auto'])}"
+    settings = OPTIONS.parse_known_args(argv)[1]
+    return f"{PROGRAM} {shlex.join([*settings, '--resume', 'auto'])}"

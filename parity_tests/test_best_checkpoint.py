@@ -15,7 +15,7 @@ from conftest import config
 from short_runs import TIMES
 
 from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints, load_params
+from jax_grpo.checkpoint import Checkpoints, load, load_params
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_loading import ConfigError
 from jax_grpo.config_sections import CheckpointConfig
@@ -84,7 +84,7 @@ def test_every_checkpoint_holds_the_evaluation_of_its_own_weights(shared):
     for iteration in (4, 8, 9):
         path = run / "checkpoints" / files.folder_name(iteration)
         own = evaluator(load_params(path, "float32")[1]).metrics
-        saved = files.verify(path)["metrics"]
+        saved = load(path).content["metrics"]
         print(iteration, {name: saved.get(name) for name in own})
         assert {name: saved.get(name) for name in own} == own == logged[iteration]
     for before, iteration in ((2, 4), (6, 8), (8, 9)):
@@ -221,4 +221,4 @@ def test_a_checkpoint_without_the_metric_is_neither_best_nor_in_its_place(tmp_pa
         assert [path.name for path in files.complete(tmp_path)] == ["000001", "000003"]
         checkpoints.add_metrics(3, {"eval/x": 7.0})
         assert [path.name for path in files.complete(tmp_path)] == ["000003"]
-    files.verify(tmp_path / "000003")
+    load(tmp_path / "000003")

@@ -20,7 +20,6 @@ from conftest import PATIENCE_S, TINY, config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_grpo import checkpoint_arrays
 from jax_grpo import checkpoint_files as files
 from jax_grpo.checkpoint import Checkpoints, abstract, content_hash, load, load_params, named, restore
 from jax_grpo.checkpoint_files import CheckpointError
@@ -116,13 +115,13 @@ def test_a_restored_state_is_updated_in_place_though_its_memory_was_the_reader_s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is that of the whole process")
 def test_the_writer_gives_way_to_the_training(tmp_path, monkeypatch):
-    real, nice = checkpoint_arrays._write_file, set()
+    real, nice = files.to_disk, set()
 
     def noted(*arguments):
         nice.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return real(*arguments)
 
-    monkeypatch.setattr(checkpoint_arrays, "_write_file", noted)
+    monkeypatch.setattr(files, "to_disk", noted)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     saved(tmp_path, 1)
     assert nice == {min(19, own + 10)} and os.getpriority(os.PRIO_PROCESS, 0) == own
@@ -180,7 +179,7 @@ def test_a_damaged_manifest_is_noticed_too(tmp_path, fault, message):
     saved(tmp_path)
     FAULTS[fault](tmp_path / "000003" / "manifest.json")
     with pytest.raises(CheckpointError, match=message):
-        files.verify(tmp_path / "000003")
+        load(tmp_path / "000003")
     (tmp_path / "000002" / "manifest.json").unlink()
     assert [path.name for path in files.complete(tmp_path)] == ["000001", "000003"]
 
@@ -213,10 +212,10 @@ def test_any_bytes_in_any_file_are_noticed(tmp_path, data):
     try:
         file.write_bytes(changed)
         if changed in (original, original + b" \n") and (file.name == "manifest.json" or changed == original):
-            files.verify(path)
+            load(path)
         else:
             with pytest.raises(CheckpointError, match="damaged"):
-                files.verify(path)
+                load(path)
     finally:
         file.write_bytes(original)
 

@@ -13,10 +13,8 @@ import pytest
 from conftest import PATIENCE_S
 from short_runs import finish, require_same_run, start
 
-from jax_grpo import checkpoint as checkpoint_module
-from jax_grpo import checkpoint_arrays
 from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints
+from jax_grpo.checkpoint import Checkpoints, load
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_sections import CheckpointConfig
 
@@ -54,7 +52,7 @@ def test_a_disk_that_takes_no_more_bytes_fails_the_write_and_nothing_else(tmp_pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path) == ["000001", "000002"]
-    assert files.verify(tmp_path / "000002")["note"] == "number 2"
+    assert load(tmp_path / "000002").content["note"] == "number 2"
     assert capfd.readouterr().err == "", "the message is all that is said"
 
 
@@ -95,14 +93,14 @@ def test_a_disk_that_another_program_fills_in_mid_write_says_that_and_nothing_el
 ):
     """The check finds room; then `other` takes all but `left` bytes, so that many tensors' writes fail one after another."""
     saved(small_disk / "run")
-    real = checkpoint_arrays.write_arrays
+    real = files.write_arrays
 
     def filled_meanwhile(*arguments):
         free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
         (small_disk / "other").write_bytes(bytes(free - left))
         return real(*arguments)
 
-    monkeypatch.setattr(checkpoint_module, "write_arrays", filled_meanwhile)
+    monkeypatch.setattr(files, "write_arrays", filled_meanwhile)
     large = state() | {f"large{i}": jnp.ones(10_000) for i in range(20)}
     with (
         pytest.raises(CheckpointError, match=r"iteration 3 could not be written to .*: No space left on device \("),
@@ -111,7 +109,7 @@ def test_a_disk_that_another_program_fills_in_mid_write_says_that_and_nothing_el
         writing.save(3, large, {}, {})
     assert capfd.readouterr().err == ""
     assert names(small_disk / "run") == ["000001", "000002"]
-    assert files.verify(small_disk / "run" / "000002")["note"] == "number 2"
+    assert load(small_disk / "run" / "000002").content["note"] == "number 2"
 
 
 def test_a_checkpoint_needs_no_more_room_than_was_said(tmp_path):
@@ -119,7 +117,7 @@ def test_a_checkpoint_needs_no_more_room_than_was_said(tmp_path):
     with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
         checkpoints.save(1, leaves, {"config": ["x" * 100] * 100}, {})
     taken = sum(path.stat().st_blocks * 512 for path in (tmp_path / "000001").rglob("*"))
-    estimate = checkpoint_arrays.bytes_on_disk(leaves, os.statvfs(tmp_path).f_frsize)
+    estimate = files.bytes_on_disk(leaves, os.statvfs(tmp_path).f_frsize)
     print(taken, estimate)
     assert taken <= estimate <= 1.05 * taken
 
@@ -145,7 +143,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_the_last_checkpoint_intact_and_
             output,
         )
         newest = files.complete(disk / "run" / "checkpoints")[-1]
-        files.verify(newest)
+        load(newest)
         assert f"the newest complete checkpoint is {newest}: continue with --resume auto" in output
         subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
         assert "continuing after iteration" in finish(
