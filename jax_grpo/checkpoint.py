@@ -72,12 +72,7 @@ class Origin(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run folder. As a context manager it leaves no write unfinished.
-
-    Args:
-        folder: made when the first is saved.
-        config: `checkpoint` section.
-    """
+    """The checkpoints in `folder`, which is made when the first is saved. As a context manager it leaves no write unfinished."""
 
     def __init__(self, folder: Path, config: CheckpointConfig):
         self.folder, self._config = folder, config
@@ -108,10 +103,7 @@ class Checkpoints:
         return self._config.every > 0 and iterations_done % self._config.every == 0
 
     def require_measured(self, names: Collection[str]) -> None:
-        """Refuses a metric to rank checkpoints by that is none of the run's.
-
-        Args:
-            names: of every metric that the run has measured so far.
+        """Refuses a metric to rank checkpoints by that is not among the `names` of all that the run has measured so far.
 
         Raises:
             CheckpointError: lists them.
@@ -308,10 +300,7 @@ def load(path: Path, prefix: str = "") -> Origin:
 def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> Any:
     """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Takes the arrays out of `origin`.
 
-    Args:
-        origin: the checkpoint.
-        like: what is wanted.
-        zero_if_absent: names that checkpoints of earlier versions lack, and that are 0 then.
+    Checkpoints of earlier versions may lack the names `zero_if_absent`, which are 0 then.
 
     Raises:
         CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.

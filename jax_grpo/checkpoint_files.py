@@ -74,13 +74,7 @@ def discard(path: Path) -> None:
 
 
 def publish(folder: Path, iteration: int, arrays: Mapping[str, np.ndarray], content: dict[str, Any]) -> None:
-    """Writes one checkpoint whole or not at all.
-
-    Args:
-        folder: of all checkpoints.
-        iteration: names it.
-        arrays: by name.
-        content: JSON values of the manifest, beside the list of files.
+    """Writes one checkpoint into the folder of all, whole or not at all; `content` are JSON values for its manifest.
 
     Raises:
         OSError, ValueError: the disk is full or cannot be written; nothing with the checkpoint's name exists then.
@@ -196,13 +190,8 @@ def _json_hash(content: Any) -> str:
 def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
     """The arrays whose names begin with `prefix`, by name, in host memory; the bytes returned are those that were hashed.
 
-    Their files are read once, and so are the files that describe the tree where all arrays are asked for. Orbax would read them
-    a second time after the hashes were found right.
-
-    Args:
-        path: the checkpoint's folder.
-        content: of its manifest.
-        prefix: of the wanted names; others stay on the disk.
+    Their files, which the manifest's `content` lists, are read once, and so are those that describe the tree where all arrays
+    are asked for; others stay on the disk. Orbax would read them a second time after the hashes were right.
 
     Raises:
         CheckpointError: names a file that is missing, truncated or changed.

@@ -260,10 +260,7 @@ CHECKS: dict[str, tuple[Callable[[Run], Sickness | None], tuple[str, ...]]] = {
 def diagnose(history: Sequence[Mapping], config: Config, weights: Mapping[str, float]) -> list[Finding]:
     """What is wrong at the last of these training records, causes first, without the symptoms they explain.
 
-    Args:
-        history: training records of `metrics.jsonl` (those with a loss), oldest first.
-        config: the run's.
-        weights: reward weights by component (`Task.component_weights`).
+    `history` has the records of `metrics.jsonl` with a loss, oldest first; `weights` is `Task.component_weights`.
     """
     run = Run(history, config, weights)
     findings, silenced = [], set()
@@ -277,13 +274,8 @@ def diagnose(history: Sequence[Mapping], config: Config, weights: Mapping[str, f
 class HealthLog:
     """Names each finding of a run once, on the console and in `health.jsonl`.
 
-    The findings are a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself.
-
-    Args:
-        run_dir: the run's folder, its metrics as far as they go.
-        config: the run's.
-        weights: reward weights by component.
-        say: shows one line.
+    The findings are a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself. `config` and
+    `weights` are those of `diagnose`; `say` shows one line.
     """
 
     def __init__(self, run_dir: Path, config: Config, weights: Mapping[str, float], say: Callable[[str], None]):
@@ -296,8 +288,7 @@ class HealthLog:
         }
         self._history: list[Mapping] = []
         self._findings: list[Finding] = []
-        metrics = run_dir / "metrics.jsonl"
-        for record in read_records(metrics) if metrics.exists() else []:
+        for record in read_records(run_dir / "metrics.jsonl", missing_ok=True):
             if "loss" in record:
                 self._new_findings(record)
         self._write()

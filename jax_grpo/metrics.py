@@ -121,7 +121,7 @@ class MetricsLog:
 
 def _continued(path: Path, first_iteration: int) -> TextIO:
     """The file with its records before `first_iteration`, open for more; a line that a kill cut short is dropped."""
-    earlier = read_records(path) if path.exists() else []
+    earlier = read_records(path, missing_ok=True)
     lines = [json.dumps(record) + "\n" for record in earlier if record["iteration"] < first_iteration]
     path.write_text("".join(lines), encoding="utf-8")
     return path.open("a", encoding="utf-8")
@@ -145,17 +145,14 @@ def _start_wandb(run_dir: Path, config: Config):
 
 
 class EventFile:
-    """A new TensorBoard event file in `folder`, written in the caller's own thread.
+    """A new TensorBoard event file, written in the caller's own thread.
 
     tensorboardX's `SummaryWriter` writes in a thread that dies when the disk is full, and then waits for it without end; here the
     error reaches the run. Its message classes and bucket counts are used as they are.
-
-    Args:
-        folder: made when it is not there.
-        purge_step: records of this step and later ones in older files of the folder are hidden; None hides none.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None):
+        """Hides records of `purge_step` and later ones in older files of the folder, if it is given."""
         # tensorboardX imports PyTorch where that is installed, which takes seconds, for tensors that it is never given here. An
         # entry of None makes the import fail as if it were not installed, which tensorboardX allows for.
         hides_pytorch = "torch" not in sys.modules

@@ -54,12 +54,7 @@ class Milestones:
             self._rank()
 
     def iteration_ends(self, metrics: dict[str, float], *, stopping: bool) -> None:
-        """Counts an iteration; evaluates its weights and saves them if it is their turn.
-
-        Args:
-            metrics: of the iteration.
-            stopping: whether the run is to stop, which does not wait for an evaluation.
-        """
+        """Counts an iteration; evaluates its weights and saves them if it is their turn. `stopping` waits for no evaluation."""
         self.done += 1
         self._metrics, self.evaluation, self._position = metrics, None, None
         self._measured.update(metrics)

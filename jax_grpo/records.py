@@ -8,12 +8,14 @@ class RecordsError(ValueError):
     """A file of records is not one; names the file, the line, what is there and what was expected."""
 
 
-def read_records(path: str | Path) -> list[dict]:
+def read_records(path: str | Path, *, missing_ok: bool = False) -> list[dict]:
     """Objects of a JSON-lines file, in order; a last line that a kill cut short is left out.
 
     Raises:
-        RecordsError: see the class.
+        RecordsError: see the class; and there is no such file, unless that may be.
     """
+    if missing_ok and not Path(path).exists():
+        return []
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:

@@ -61,10 +61,10 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         "series": _series(training, step),
         "evaluations": _evaluations(records),
         "histograms": _histograms(folder / "histograms.jsonl"),
-        "samples": _samples(_optional(folder / "samples.jsonl")),
+        "samples": _samples(read_records(folder / "samples.jsonl", missing_ok=True)),
         "health": [
             {"iteration": finding.get("iteration"), "line": str(finding.get("line", ""))}
-            for finding in _optional(folder / "health.jsonl")
+            for finding in read_records(folder / "health.jsonl", missing_ok=True)
         ],
         # Settings as they are written, whatever this version knows of them: an older run's config can still be shown.
         "config": _texts_by_key(
@@ -73,10 +73,6 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         "environment": _texts_by_key(folder / "run.json", json.loads, "readable JSON"),
         "missing": [name for name in names if not (folder / name).is_file()],
     }
-
-
-def _optional(path: Path) -> list[dict]:
-    return read_records(path) if path.is_file() else []
 
 
 def _once(records: Iterable[Mapping]) -> list[Mapping]:
@@ -117,7 +113,7 @@ def _evaluations(records: Sequence[Mapping]) -> dict[str, list[tuple[int, float]
 
 def _histograms(path: Path) -> dict[str, dict]:
     """Shares of completions by value and time; neighbouring iterations are added up to at most `COLUMNS` columns."""
-    records = _once(_optional(path))
+    records = _once(read_records(path, missing_ok=True))
     stride = max(-(-len(records) // COLUMNS), 1)
     merged: dict[str, dict] = {}
     for start in range(0, len(records), stride):
