@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from jax_grpo.config import Config
+from jax_grpo.progress import progress_bar
 
 EVALUATED = ("legal", "best_move", "exact_fen", "reward")  # components shown of an evaluation
 # (heading, metric, format); a missing metric shows as a dash
@@ -27,16 +27,6 @@ COLUMNS = (
     ("s/it", "time/iteration", "{:>6.2f}"),
 )
 HEADER_EVERY = 20
-
-
-def progress_bar(console: RichConsole | None = None, *, shown: bool = True, transient: bool = False) -> Progress:
-    """A bar with its description, count, time taken and time left, for a terminal; elsewhere, and where it is not `shown`, nothing.
-
-    `transient`: it is gone when it is done.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    visible = shown and sys.stdout.isatty()
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=transient, disable=not visible)
 
 
 class Console:
