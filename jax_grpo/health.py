@@ -61,6 +61,10 @@ class Run(NamedTuple):
         """A metric over the last `count` iterations, or [] when there are not as many; missing or null is NaN."""
         return [number(record, name) for record in self.history[-count:]] if len(self.history) >= count else []
 
+    def now(self, name: str) -> float:
+        """A metric of the last iteration; missing or null is NaN."""
+        return number(self.history[-1], name)
+
     def solved(self) -> bool:
         """Whether the mean reward of the window is near the most that the weights allow (components are in [0, 1])."""
         rewards = self.last("reward/mean", min(WINDOW, len(self.history)))
@@ -90,7 +94,7 @@ def _flat_shares(run: Run) -> list[float]:
 
 def wrong_ratio(run: Run) -> Sickness | None:
     """The first optimiser step on an iteration's completions must see ratio 1: they came from these parameters."""
-    deviation = number(run.history[-1], "ratio/first_deviation")
+    deviation = run.now("ratio/first_deviation")
     tolerance = RATIO_TOLERANCE[run.config.model.compute_dtype]
     if deviation > tolerance:
         return Sickness(
@@ -102,7 +106,7 @@ def wrong_ratio(run: Run) -> Sickness | None:
 
 def sampling_mismatch(run: Run) -> Sickness | None:
     """Sampling and training log-probabilities of the same tokens must agree."""
-    mismatch = number(run.history[-1], "logp_mismatch/mean")
+    mismatch = run.now("logp_mismatch/mean")
     if mismatch > MISMATCH:
         return Sickness(
             f"log-probabilities of sampling and training differ by {mismatch:.2g} nats a token: the completions are of "
@@ -112,12 +116,11 @@ def sampling_mismatch(run: Run) -> Sickness | None:
 
 def no_learning_rate(run: Run) -> Sickness | None:
     """Learning rate 0 after the warm-up, with more than a tenth of the run to go."""
-    update, record = run.config.update, run.history[-1]
+    update, step, rate = run.config.update, run.now("optimizer_step"), run.now("learning_rate")
     steps = run.config.iterations * update.epochs * update.minibatches
-    step = number(record, "optimizer_step")
-    if update.warmup_steps < step < 0.9 * steps and number(record, "learning_rate") <= VANISHED * update.learning_rate:
+    if update.warmup_steps < step < 0.9 * steps and rate <= VANISHED * update.learning_rate:
         return Sickness(
-            f"the learning rate is {number(record, 'learning_rate'):.2g} at optimiser step {step:.0f} of {steps}: the "
+            f"the learning rate is {rate:.2g} at optimiser step {step:.0f} of {steps}: the "
             f"schedule is over; set update.total_steps (now {update.total_steps}) to null or at least {steps}, or "
             "update.final_learning_rate_fraction above 0",
         )
@@ -131,13 +134,13 @@ def cut_at_the_cap(run: Run) -> Sickness | None:
         effect = "objective.mask_truncated leaves them out" if masked else "their rewards are all alike"
         return Sickness(
             f"{cut[-1]:.0%} of completions are cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens} and "
-            f"{effect} (mean reward {run.last('reward/mean')[-1]:.3g}); raise rollout.max_new_tokens",
+            f"{effect} (mean reward {run.now('reward/mean'):.3g}); raise rollout.max_new_tokens",
         )
 
 
 def empty_steps(run: Run) -> Sickness | None:
     """An optimiser step had no token to train on, because all of its completions were cut."""
-    skipped = number(run.history[-1], "empty_steps")
+    skipped = run.now("empty_steps")
     if skipped > 0:
         return Sickness(
             f"{skipped:.0f} optimiser steps so far had no token to train on and were skipped: objective.mask_truncated left out "
@@ -148,11 +151,10 @@ def empty_steps(run: Run) -> Sickness | None:
 
 def identical_completions(run: Run) -> Sickness | None:
     """Every group repeats one completion."""
-    group = run.config.rollout.group_size
-    if _all(run.last("completions/distinct"), lambda share: share <= 1.1 / group) and not run.solved():
-        rollout = run.config.rollout
+    rollout = run.config.rollout
+    if _all(run.last("completions/distinct"), lambda share: share <= 1.1 / rollout.group_size) and not run.solved():
         return Sickness(
-            f"the {group} completions of a prompt are identical: nothing to compare; raise rollout.temperature (now "
+            f"the {rollout.group_size} completions of a prompt are identical: nothing to compare; raise rollout.temperature (now "
             f"{rollout.temperature:g}), or loosen rollout.top_k ({rollout.top_k}), top_p ({rollout.top_p:g}) and min_p "
             f"({rollout.min_p:g})",
         )
@@ -163,7 +165,7 @@ def no_signal(run: Run) -> Sickness | None:
     shares = _flat_shares(run)
     if _nearly_all(shares) and not run.solved():
         return Sickness(
-            f"{shares[-1]:.0%} of groups have equal rewards (mean {run.last('reward/mean')[-1]:.3g}): no advantage, no "
+            f"{shares[-1]:.0%} of groups have equal rewards (mean {run.now('reward/mean'):.3g}): no advantage, no "
             "gradient; raise rollout.group_size or rollout.temperature, take easier prompts (prompts.source) or give "
             "partial credit (task.rewards)",
         )
@@ -197,7 +199,7 @@ def runaway_kl(run: Run) -> Sickness | None:
         remedy = "raise kl.beta_max or kl.target" if kl.adaptive else "raise kl.beta"
         return Sickness(
             f"KL to the reference is {values[-1]:.3g} nats a token, above {said} for {LONG_WINDOW} iterations (beta "
-            f"{number(run.history[-1], 'beta'):.3g}); lower update.learning_rate or {remedy}",
+            f"{run.now('beta'):.3g}); lower update.learning_rate or {remedy}",
         )
 
 
@@ -208,7 +210,7 @@ def entropy_collapse(run: Run) -> Sickness | None:
     if _all(now, lambda entropy: entropy < COLLAPSED * start) and not run.solved():
         return Sickness(
             f"entropy fell from {start:.3g} to {now[-1]:.3g} nats a token while the reward is "
-            f"{run.last('reward/mean')[-1]:.3g}: the policy has stopped exploring; lower update.learning_rate, raise "
+            f"{run.now('reward/mean'):.3g}: the policy has stopped exploring; lower update.learning_rate, raise "
             "kl.beta, or set objective.entropy_coefficient: 0.01",
         )
 
