@@ -9,9 +9,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jax_grpo.board_picture import ENGINE, MODEL, draw_board
 from jax_grpo.evaluation.during_training import Evaluation, Evaluator
 from jax_grpo.records import read_records
+from jax_grpo.report_boards import ENGINE, MODEL, draw_board
 from jax_grpo.tasks.base import Prompt
 
 BOARDS = 8  # on their page at most

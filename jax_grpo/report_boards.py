@@ -1,6 +1,7 @@
-"""Boards of the report: a position with the model's move and the engine's, as SVG without scripts or text from the run.
+"""One chess board with arrows for the model's move and the engine's: as SVG for the report, or as matplotlib draws it.
 
-The pieces' drawings are defined once a page (`PIECES_SVG`) and used by every board, which keeps the page small.
+The SVG has no script and no text from the run; its pieces are defined once a page (`PIECES_SVG`) and used by every board, which
+keeps the page small. Knows nothing of runs or evaluations.
 """
 
 import re
@@ -8,18 +9,35 @@ import re
 import chess
 import chess.svg
 
-MODEL, ILLEGAL, ENGINE = "#2563ebdd", "#dc2626dd", "#16a34add"
+MODEL, ILLEGAL, ENGINE = "#2563eb", "#dc2626", "#16a34a"
+LIGHT, DARK = "#f0e4d0", "#b9a284"
 COLORS = {
-    "square light": "#f0e4d0",
-    "square dark": "#b9a284",
+    "square light": LIGHT,
+    "square dark": DARK,
     "margin": "#00000000",
     "coord": "#8a8178",
     "inner border": "#00000000",
     "outer border": "#00000000",
 }
+GLYPHS = dict(zip("KQRBNPkqrbnp", "♚♛♜♝♞♟♚♛♜♝♞♟", strict=True))
 _PIECES = "".join(chess.svg.PIECES.values())
 PIECES_SVG = f'<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>{_PIECES}</defs></svg>'
 _DRAWN_ONCE = re.compile(r"<desc>.*?</desc>|<defs>.*?</defs>", re.DOTALL)
+
+
+def _moves(board: chess.Board, model: str | None, engine: str | None) -> list[tuple[str, chess.Move | None, str]]:
+    """Whose, move and colour; None: not a move. The engine's first, so that the model's arrow stays visible on an equal one."""
+    moves = []
+    for who, uci, color in (("engine", engine, ENGINE), ("model", model, MODEL if _legal(board, model) else ILLEGAL)):
+        try:
+            moves.append((who, chess.Move.from_uci(str(uci)), color))
+        except ValueError:
+            moves.append((who, None, color))
+    return moves
+
+
+def _legal(board: chess.Board, uci: str | None) -> bool:
+    return uci in {move.uci() for move in board.legal_moves}
 
 
 def board_svg(fen: str, model: str | None, engine: str | None) -> dict | None:
@@ -37,18 +55,54 @@ def board_svg(fen: str, model: str | None, engine: str | None) -> dict | None:
         board = chess.Board(fen)
     except ValueError:
         return None
-    arrows, said = [], []
-    legal = model in {move.uci() for move in board.legal_moves}
-    verdict = "illegal" if not legal else "the engine's first" if model == engine else "legal"
-    # the engine's arrow first, so that the model's stays visible on top of an equal one
-    for who, uci, color in (("engine", engine, ENGINE), ("model", model, MODEL if legal else ILLEGAL)):
-        try:
-            move = chess.Move.from_uci(str(uci))
-        except ValueError:
-            said.append(f"{who}: no move")
-            continue
-        arrows.append(chess.svg.Arrow(move.from_square, move.to_square, color=color))
-        said.append(f"{who}: {move.uci()}" + (f" ({verdict})" if who == "model" else ""))
-    side = "White" if board.turn else "Black"
+    verdict = "illegal" if not _legal(board, model) else "the engine's first" if model == engine else "legal"
+    arrows, words = [], []
+    for who, move, color in _moves(board, model, engine):
+        words.append(f"{who}: {'no move' if move is None else move.uci()}")
+        if move is not None:
+            arrows.append(chess.svg.Arrow(move.from_square, move.to_square, color=f"{color}dd"))
+            words[-1] += f" ({verdict})" if who == "model" else ""
     svg = chess.svg.board(board, orientation=board.turn, arrows=arrows, colors=COLORS)
-    return {"svg": _DRAWN_ONCE.sub("", svg), "label": f"{side} to move; {'; '.join(reversed(said))}"}
+    side = "White" if board.turn else "Black"
+    return {"svg": _DRAWN_ONCE.sub("", svg), "label": f"{side} to move; {'; '.join(reversed(words))}"}
+
+
+def draw_board(axis, board: chess.Board, model: str, engine: str, seen_from: chess.Color | None = None) -> None:
+    """A position: the model's move in blue (red if illegal), the engine's in green, both in the title.
+
+    Args:
+        axis: matplotlib's, without ticks.
+        board: position.
+        model: UCI move, or any text: no arrow then.
+        engine: likewise; empty: the title speaks of the model alone.
+        seen_from: the side below; None: the side to move.
+    """
+    from matplotlib.patches import FancyArrowPatch, Rectangle  # slow to import, and the report draws without it
+    from matplotlib.patheffects import withStroke
+
+    axis.set(xlim=(0, 8), ylim=(0, 8), aspect="equal")
+    flipped = (board.turn if seen_from is None else seen_from) == chess.BLACK
+
+    def centre(square: int) -> tuple[float, float]:
+        file, rank = chess.square_file(square), chess.square_rank(square)
+        return (7.5 - file, 7.5 - rank) if flipped else (file + 0.5, rank + 0.5)
+
+    for square in chess.SQUARES:
+        x, y = centre(square)
+        color = LIGHT if chess.BB_LIGHT_SQUARES & chess.BB_SQUARES[square] else DARK
+        axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=color, linewidth=0))
+        piece = board.piece_at(square)
+        if piece is not None:
+            # solid glyphs for both colours: the hollow white ones vanish on light squares
+            style = {"color": "#ffffff" if piece.color else "#1c1917", "fontsize": 21, "fontfamily": "DejaVu Sans"}
+            effects = [withStroke(linewidth=1.0, foreground="#1c1917")]
+            axis.text(x, y - 0.04, GLYPHS[piece.symbol()], ha="center", va="center", path_effects=effects, **style)
+    style = {"arrowstyle": "-|>", "mutation_scale": 14, "alpha": 0.8, "shrinkA": 4, "shrinkB": 2}
+    for who, move, color in _moves(board, model, engine):
+        if move is not None:
+            ends, width = (centre(move.from_square), centre(move.to_square)), {"engine": 5, "model": 2.5}[who]
+            axis.add_patch(FancyArrowPatch(*ends, color=color, linewidth=width, **style))
+    side = "White" if board.turn else "Black"
+    verdict = "best" if model == engine else "legal" if _legal(board, model) else "illegal"
+    beside = f", engine {engine}" if engine else ""
+    axis.set_title(f"{side} to move\nmodel {model or 'nothing'} ({verdict}){beside}", fontsize=8)

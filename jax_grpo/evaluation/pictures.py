@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
-from jax_grpo.board_picture import ENGINE, MODEL, draw_board
+from jax_grpo.report_boards import ENGINE, MODEL, draw_board
 from jax_grpo.evaluation.intervals import Estimate
 from jax_grpo.evaluation.selfplay import Game
 from jax_grpo.evaluation.suites import MODES, Data, Results
