@@ -33,25 +33,20 @@ def heldout_positions(config: Config, training: PositionTable) -> Heldout | None
     count, source = config.evaluation.positions, config.evaluation.source
     if count == 0:
         return None
+    asked: dict[str, object] = {"split": "heldout"}
+    if source is not None:
+        file = source not in ("packaged", "selfplay") and not Path(source).is_dir()
+        asked = {"source": source, "format": "auto", "split": "all" if file else "heldout"}
+    table = load_positions(config.prompts.model_copy(update=asked), config.seed + 1, config.compilation_cache)
     if source is None:
-        own = config.prompts.model_copy(update={"split": "heldout"})
-        table = load_positions(own, config.seed + 1, config.compilation_cache)
         return Heldout(table[:count], len(table))
-    split = "all" if _is_file(source) else "heldout"
-    given = config.prompts.model_copy(update={"source": source, "format": "auto", "split": split})
-    table = load_positions(given, config.seed + 1, config.compilation_cache)
-    new = ~np.isin(table.keys(), training.keys())
-    if not new.any():
+    new = np.flatnonzero(~np.isin(table.keys(), training.keys()))
+    if not len(new):
         raise PositionFileError(
             f"evaluation.source {source!r}: the run trains on all of its {len(table)} positions, so none is held out; give "
             "others, or set evaluation.positions to 0"
         )
-    chosen = np.flatnonzero(new)
-    return Heldout([table[int(row)] for row in chosen[:count]], len(chosen), len(table) - len(chosen))
-
-
-def _is_file(source: str) -> bool:
-    return source not in ("packaged", "selfplay") and not Path(source).is_dir()
+    return Heldout([table[int(row)] for row in new[:count]], len(new), len(table) - len(new))
 
 
 def told(training: PositionTable, heldout: Heldout | None) -> str:

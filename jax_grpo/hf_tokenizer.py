@@ -32,7 +32,7 @@ def _rank(squares: int, after_digit: bool = False) -> str:
 
 
 def _normaliser() -> normalizers.Normalizer:
-    """Marks where a whole board field begins, then replaces its characters one kind at a time.
+    """Marks where a whole board field begins, then replaces its characters, one kind after another.
 
     `\\G` is where the last replacement ended, so each rule runs on from the mark through one field and no further; `\\K` leaves
     what was run over as it is.
@@ -50,9 +50,7 @@ def _decoder() -> decoders.Decoder:
     """Bytes to text, a slash after every eighth square of a run, runs of empty squares to digits, squares to pieces."""
     rules = [decoders.ByteFallback(), decoders.Fuse()]
     rules += [decoders.Replace(Regex(rf"{_SQUARES}{{8}}\K(?={_SQUARES})"), "/")]
-    rules += [
-        decoders.Replace(_EMPTY * n, str(n)) for n in range(8, 0, -1)
-    ]  # longest first: a rank has one run at most as long
+    rules += [decoders.Replace(_EMPTY * n, str(n)) for n in range(8, 0, -1)]  # a longer run is not two shorter ones
     rules += [decoders.Replace(_SQUARE[piece], piece) for piece in _PIECES]
     return decoders.Sequence(rules)
 
@@ -80,13 +78,9 @@ def save_for_transformers(tokenizer: Tokenizer, folder: Path, positions: int) ->
     tokenizer.save(folder)
     if tokenizer.name == "chess":
         chess_backend().save(str(folder / "tokenizer.json"))
-    kind = {"chess": "PreTrainedTokenizerFast", "gpt2": "GPT2TokenizerFast"}[tokenizer.name]
     settings = {
-        "tokenizer_class": kind,
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "unk_token": END_OF_TEXT,
-        "pad_token": END_OF_TEXT,
+        "tokenizer_class": {"chess": "PreTrainedTokenizerFast", "gpt2": "GPT2TokenizerFast"}[tokenizer.name],
+        **{f"{kind}_token": END_OF_TEXT for kind in ("bos", "eos", "unk", "pad")},
         "padding_side": "left",  # generation continues the right end
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
