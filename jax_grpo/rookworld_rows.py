@@ -141,13 +141,18 @@ def _shown(values: Sequence[Any]) -> str:
     return repr(" ".join(map(str, values))[:80])
 
 
+def policy_prompt(fen: str, field: str) -> str:
+    """A policy row up to the field that is asked for: `M:` for the whole row, `B:` for one move."""
+    return f"P: {fen}    {field}"
+
+
 def format_policy_row(row: PolicyRow, *, padded: bool = False) -> str:
     """The row with four spaces between fields, or padded to the published columns (90, 30, 40)."""
     moves, evaluations = " ".join(row.moves), " ".join(str(e) for e in row.evaluations)
     if padded:
         # the space inside each width keeps fields apart when one outgrows its columns
         return f"{f'P: {row.fen} ':<92}M: {f'{moves} ':<30}E: {f'{evaluations} ':<40}B: {row.best}"
-    return f"P: {row.fen}    M: {moves}    E: {evaluations}    B: {row.best}"
+    return f"{policy_prompt(row.fen, 'M:')} {moves}    E: {evaluations}    B: {row.best}"
 
 
 def parse_environment_row(row: str) -> EnvironmentRow:

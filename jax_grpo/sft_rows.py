@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import chess
 
+from jax_grpo.rookworld_rows import policy_prompt
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.environment import HISTORY, draw_move, environment_prompt, next_state
 
@@ -36,11 +37,11 @@ def legal_moves_row(board: chess.Board, rng: random.Random) -> Row:
     moves = [move.uci() for move in board.legal_moves]
     rng.shuffle(moves)
     field = rng.choice(["M:", "B:"])
-    return Row(f"P: {board.fen()}    {field}", "".join(f" {move}" for move in moves))
+    return Row(policy_prompt(board.fen(), field), "".join(f" {move}" for move in moves))
 
 
 def best_move_row(position: Position) -> Row:
-    return Row(f"P: {position.fen}    B:", f" {position.moves[0]}")
+    return Row(policy_prompt(position.fen, "B:"), f" {position.moves[0]}")
 
 
 def policy_row(position: Position, rng: random.Random) -> Row:
@@ -48,7 +49,7 @@ def policy_row(position: Position, rng: random.Random) -> Row:
     order = rng.sample(range(len(position.moves)), len(position.moves))
     moves = " ".join(position.moves[i] for i in order)
     evaluations = " ".join(f"{round(position.evaluations[i], 2)}" for i in order)
-    return Row(f"P: {position.fen}    M:", f" {moves}    E: {evaluations}    B: {position.moves[0]}")
+    return Row(policy_prompt(position.fen, "M:"), f" {moves}    E: {evaluations}    B: {position.moves[0]}")
 
 
 def environment_row(board: chess.Board, rng: random.Random, illegal_fraction: float = 0.05) -> Row:

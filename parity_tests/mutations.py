@@ -131,7 +131,7 @@ FAULTS = {
     "published labels turned for White": Fault("tasks/policy.py", '" b " in position.fen', '" w " in position.fen', "test_tasks.py -k black_gets"),
     "a candidate repeated counts again": Fault("tasks/policy.py", '"legal_moves": len(set(moves) & legal) / listed', '"legal_moves": sum(move in legal for move in moves) / listed', "test_tasks_policy.py -k more_candidates"),
     "top five are always five": Fault("tasks/policy.py", "len(set(moves) & first) / max(len(first), 1)", "len(set(moves) & first) / CANDIDATES", "test_tasks_policy.py -k perfect"),
-    "a move's value is its opponent's": Fault("tasks/policy.py", "else -found[fen].score", "else found[fen].score", "test_tasks.py -k unlabelled"),
+    "a move's value is its opponent's": Fault("tasks/policy.py", "else -analyses[fen].score", "else analyses[fen].score", "test_tasks.py -k unlabelled"),
     "checkmate is rewarded as a draw": Fault("tasks/environment.py", "if outcome.winner is None else", "if outcome.winner is not None else", "test_tasks.py -k environment_answers"),
     "eleven moves of history": Fault("tasks/environment.py", "before[-(HISTORY - 1) :]", "before[-HISTORY:]", "test_tasks.py -k published_formats"),
     "insertions are free": Fault("tasks/environment.py", "np.minimum.accumulate(candidate - steps) + steps", "np.minimum.accumulate(candidate)", "test_tasks.py -k edit_distance"),

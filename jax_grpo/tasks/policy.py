@@ -4,6 +4,7 @@ Parsed by field, never by column; the candidates are not sorted. The best move i
 published labels give Black the worst of the five (`best_for_black: last` reproduces them).
 """
 
+import dataclasses
 import functools
 import math
 import re
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import chess
 import numpy as np
 
+from jax_grpo import rookworld_rows
 from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
 from jax_grpo.tasks.engine import EnginePool
@@ -68,12 +70,45 @@ def _ends_with_field(part: str, marker: str) -> bool:
     return part[-1:] == marker and part[-2:-1].isspace()
 
 
+def parse_answer(style: str, text: str) -> Answer:
+    """Fields of a completion of either prompt style: of the whole row (`full`), or the one move (`best_move`)."""
+    return parse_full(text) if style == "full" else Answer([], [], text.strip(), True)
+
+
 def win_probability(pawns: float) -> float:
     """Expected score of an evaluation in pawns, in [0, 1]: 1 / (1 + exp(-0.368208 pawns)).
 
     The curve fitted by Lichess to games of 2300-rated players (lichess.org/page/accuracy).
     """
     return 1 / (1 + math.exp(-0.368208 * max(-50.0, min(50.0, pawns))))
+
+
+def labelled(positions: Sequence[Position], engine: EnginePool | None) -> list[Position]:
+    """The positions; those without labels get the engine's, when there is one."""
+    if engine is None:
+        return list(positions)
+    missing = sorted({p.fen for p in positions if not p.moves})
+    analyses = dict(zip(missing, engine.analyse(missing), strict=True))
+    return [
+        p if p.moves else dataclasses.replace(p, moves=analyses[p.fen].moves, evaluations=analyses[p.fen].evaluations)
+        for p in positions
+    ]
+
+
+def move_values(positions: Sequence[Position], moves: Sequence[str], engine: EnginePool | None) -> list[float | None]:
+    """Pawns, for the mover, of each move: its label's, else, if it is legal, the engine's of the position after it, else None."""
+    labels = [
+        dict(zip(p.moves, p.evaluations, strict=True)).get(move) for p, move in zip(positions, moves, strict=True)
+    ]
+    if engine is None:
+        return labels
+    fens = [
+        after_move(p.fen, move) if move not in p.moves and move in legal_moves(p.fen) else None
+        for p, move in zip(positions, moves, strict=True)
+    ]
+    wanted = sorted({fen for fen in fens if fen is not None})
+    analyses = dict(zip(wanted, engine.analyse(wanted), strict=True))
+    return [label if fen is None else -analyses[fen].score for label, fen in zip(labels, fens, strict=True)]
 
 
 class PolicyTask:
@@ -90,9 +125,9 @@ class PolicyTask:
     name = "policy"
 
     def __init__(self, config: TaskConfig):
-        self._full = config.prompt_style == "full"
+        self._style = config.prompt_style
         self._best_for_black = config.best_for_black
-        defaults = FULL_WEIGHTS if self._full else BEST_MOVE_WEIGHTS
+        defaults = FULL_WEIGHTS if self._style == "full" else BEST_MOVE_WEIGHTS
         self.component_weights = with_overrides(self.name, defaults, config.rewards)
         self.stop_rule = policy_stop()
         self._engine = EnginePool(config.engine) if config.engine else None
@@ -102,25 +137,23 @@ class PolicyTask:
             self._engine.close()
 
     def prompt(self, position: Position, seed: int) -> Prompt:
-        field, state = ("M:", SEEKING) if self._full else ("B:", SPACES)
-        return Prompt(f"P: {position.fen}    {field}", state, position)
+        field, state = {"full": ("M:", SEEKING), "best_move": ("B:", SPACES)}[self._style]
+        return Prompt(rookworld_rows.policy_prompt(position.fen, field), state, position)
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """The engine's analyses of unlabelled positions, and the legal moves of all: both are cached."""
-        for position in self._labelled([_position(prompt) for prompt in prompts]):
+        for position in labelled(_positions(prompts), self._engine):
             legal_moves(position.fen)
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
-        positions = self._labelled([_position(prompt) for prompt in prompts])
-        parsed = [parse_full(text) if self._full else Answer([], [], text.strip(), True) for text in completions]
-        moves = [answer.best for answer in parsed]
-        after = self._analyse_unlabelled(positions, moves)
-        rows = [
-            self._row(position, answer, extra) for position, answer, extra in zip(positions, parsed, after, strict=True)
-        ]
+        positions = labelled(_positions(prompts), self._engine)
+        answers = [parse_answer(self._style, text) for text in completions]
+        values = move_values(positions, [answer.best for answer in answers], self._engine)
+        rows = [self._row(*each) for each in zip(positions, answers, values, strict=True)]
         return stack(rows, list(self.component_weights))
 
-    def _row(self, position: Position, answer: Answer, analysed: float | None) -> dict[str, float]:
+    def _row(self, position: Position, answer: Answer, pawns: float | None) -> dict[str, float]:
+        """Components of one answer; `pawns` is what its best move is worth to the mover, where that is known."""
         legal = legal_moves(position.fen)
         labels = dict(zip(position.moves, position.evaluations, strict=True))
         first = set(position.moves[:CANDIDATES])  # a file, or task.engine.multipv, may have more
@@ -130,11 +163,10 @@ class PolicyTask:
             "legal": float(answer.best in legal),
             "best_move": float(answer.best == best),
         }
-        pawns = labels.get(answer.best, analysed)
         if pawns is not None and answer.best in legal and position.evaluations:
             top = win_probability(max(position.evaluations))
             out["quality"] = min(win_probability(pawns) / max(top, 1e-3), 1.0)
-        if not self._full:
+        if self._style == "best_move":
             return out | {"parseable": 1 - out["malformed"], "top_five": float(answer.best in first)}
         moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
         numbers = [float(e) if _NUMBER.fullmatch(e) else None for e in evaluations]
@@ -162,33 +194,11 @@ class PolicyTask:
         worst_wanted = self._best_for_black == "last" and " b " in position.fen
         return position.moves[:CANDIDATES][-1] if worst_wanted else position.moves[0]
 
-    def _labelled(self, positions: list[Position]) -> list[Position]:
-        """Positions with labels; those without get the engine's, when there is one."""
-        if self._engine is None:
-            return positions
-        missing = sorted({p.fen for p in positions if not p.moves})
-        found = dict(zip(missing, self._engine.analyse(missing), strict=True))
-        return [
-            p if p.moves else Position(p.fen, p.history, found[p.fen].moves, found[p.fen].evaluations)
-            for p in positions
-        ]
 
-    def _analyse_unlabelled(self, positions: list[Position], moves: list[str]) -> list[float | None]:
-        """Evaluation in pawns, for the mover, of each legal move that has no label; None where not needed or no engine."""
-        if self._engine is None:
-            return [None] * len(moves)
-        fens = [
-            after_move(p.fen, m) if m not in p.moves and m in legal_moves(p.fen) else None
-            for p, m in zip(positions, moves, strict=True)
-        ]
-        wanted = sorted({fen for fen in fens if fen is not None})
-        found = dict(zip(wanted, self._engine.analyse(wanted), strict=True))
-        return [None if fen is None else -found[fen].score for fen in fens]
-
-
-def _position(prompt: Prompt) -> Position:
-    assert prompt.position is not None, "policy prompts carry their position"
-    return prompt.position
+def _positions(prompts: Sequence[Prompt]) -> list[Position]:
+    positions = [prompt.position for prompt in prompts if prompt.position is not None]
+    assert len(positions) == len(prompts), "policy prompts carry their position"
+    return positions
 
 
 @functools.lru_cache(maxsize=65536)
