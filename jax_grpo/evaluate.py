@@ -14,25 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax_grpo.checkpoint_files import CheckpointError, is_checkpoint
-from jax_grpo.config_files import weights_directory
+from jax_grpo.config_files import require_weights, weights_directory
 from jax_grpo.config_sections import EngineConfig
-from jax_grpo.evaluation.comparison import FORMAT, REPORT, compare, comparison_page, read_report
-from jax_grpo.evaluation.games import pgn
-from jax_grpo.evaluation.generation import EvaluationError
+from jax_grpo.evaluation import tables
 from jax_grpo.evaluation.mates import PACKAGED_MATES, Mate, read_mates
-from jax_grpo.evaluation.progress import Steps
-from jax_grpo.evaluation.published import published_figures
-from jax_grpo.evaluation.selfplay import games_record
-from jax_grpo.evaluation.suites import SUITE_NAMES, BeginPart, Data, Results, our_generators, run_suites
-from jax_grpo.evaluation.tables import evaluation_page
-from jax_grpo.named_weights import describe_model, find_weights, load_named
+from jax_grpo.evaluation.selfplay import pgn
+from jax_grpo.evaluation.suites import SUITES, BeginPart, Data, Results, our_generators, run_suites
+from jax_grpo.loading import describe_model, load_named
 from jax_grpo.position_files import read_positions
+from jax_grpo.progress import Steps
 from jax_grpo.prompts import read_packaged
 from jax_grpo.run_folder import write_whole
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
-
-PROGRAM = "python -m jax_grpo.evaluate"
 
 
 def evaluate(
@@ -41,25 +35,28 @@ def evaluate(
     """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results.
 
     Args:
-        weights: see `named_weights`.
-        suites: names of `SUITE_NAMES`.
+        weights: see `loading`.
+        suites: names of `SUITES`.
         data: what to ask about.
         temperature: of the sampled mode.
         steps: shows progress, see `progress.Steps`.
     """
     policy = load_named(weights)
     results = run_suites(suites, our_generators(policy, temperature, data.seed), data, steps)
-    folder = weights_directory(find_weights(weights))
+    folder = weights_directory(weights)
     settings = {} if is_checkpoint(folder) else json.loads((folder / "config.json").read_text())
     report = {
-        "format": FORMAT,
+        "format": tables.FORMAT,
         "model": describe_model(weights, policy),
         "data": describe_data(data, suites),
         "seed": data.seed,
         "temperature": temperature,
         "estimates": {path: dataclasses.asdict(estimate) for path, estimate in results.estimates.items()},
-        "games": {key: games_record(games) for key, games in results.games.items()},
-        "published": published_figures(weights, settings),
+        "games": {
+            key: {"half_moves": [game.legal for game in games], "ended": [game.ended for game in games]}
+            for key, games in results.games.items()
+        },
+        "published": tables.published_figures(weights, settings),
     }
     return report, results
 
@@ -86,65 +83,55 @@ def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]
     """Writes the report, its tables, pictures and games; returns the files."""
     from jax_grpo.evaluation.pictures import save_pictures  # matplotlib is slow to import
 
-    folder.mkdir(parents=True, exist_ok=True)
-    made = [folder / REPORT, folder / "evaluation.md"]
-    write_whole(made[0], json.dumps(report, indent=1) + "\n")
-    write_whole(made[1], evaluation_page(report))
+    name = report["model"]["name"]
+    texts = {tables.REPORT: json.dumps(report, indent=1) + "\n", "evaluation.md": tables.evaluation_page(report)}
     if results.games:
-        made.append(folder / "selfplay.pgn")
         named = {key.replace("_", " ").replace("/", ", "): games for key, games in results.games.items()}
-        write_whole(made[-1], pgn(named, report["model"]["name"]))
-    return made + save_pictures(results, data, report["model"]["name"], folder)
+        texts["selfplay.pgn"] = pgn(named, name)
+    return _write(texts, folder) + save_pictures(results, data, name, folder)
 
 
 def save_comparison(before: Path, after: Path, folder: Path) -> list[Path]:
-    """Writes comparison.json and comparison.md of two evaluations."""
-    reports = read_report(before), read_report(after)
+    """Writes comparison.json and comparison.md of two evaluations; returns the files."""
+    reports = tables.read_report(before), tables.read_report(after)
+    pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
+    return _write({"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports)}, folder)
+
+
+def _write(texts: dict[str, str], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    made = [folder / "comparison.json", folder / "comparison.md"]
-    write_whole(made[0], json.dumps(compare(*reports), indent=1) + "\n")
-    write_whole(made[1], comparison_page(*reports))
-    return made
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+    return [folder / name for name in texts]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Checked arguments; argparse words what is wrong."""
     parser = argparse.ArgumentParser(
-        prog=PROGRAM, description="A model judged on held-out positions.", allow_abbrev=False
+        prog="python -m jax_grpo.evaluate", description="A model judged on held-out positions.", allow_abbrev=False
     )
-    parser.add_argument(
-        "--weights", metavar="W", help="packaged:rook-small, a run folder, a Hugging Face folder, a checkpoint"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write into")
-    parser.add_argument(
-        "--suite", default="all", metavar="S", help=f"all, or of {','.join(SUITE_NAMES)} (default: all)"
-    )
-    parser.add_argument(
-        "--positions", type=_count, default=1000, metavar="N", help="first N of the data (default: 1000)"
-    )
-    parser.add_argument("--data", metavar="FILE", help="positions to ask about (default: the packaged held-out ones)")
-    parser.add_argument("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
-    parser.add_argument(
-        "--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)"
-    )
-    parser.add_argument("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
-    parser.add_argument("--temperature", type=_positive, default=1.0, metavar="T", help="when sampled (default: 1)")
-    parser.add_argument(
-        "--engine", metavar="PATH", help="Stockfish (a path, or `stockfish`) to score moves without a label"
-    )
-    parser.add_argument("--nodes", type=_count, default=3000, metavar="N", help="the engine's limit (default: 3000)")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling, openings and resampling (default: 0)")
-    parser.add_argument(
-        "--compare", nargs=2, type=Path, metavar=("A", "B"), help="two folders of evaluations, B against A"
-    )
+    option, suites = parser.add_argument, ",".join(SUITES)
+    option("--weights", metavar="W", help="packaged:rook-small, a run folder, a Hugging Face folder, a checkpoint")
+    option("--out", type=Path, metavar="DIR", help="folder to write into")
+    option("--suite", default="all", metavar="S", help=f"all, or of {suites} (default: all)")
+    option("--positions", type=_count, default=1000, metavar="N", help="first N of the data (default: 1000)")
+    option("--data", metavar="FILE", help="positions to ask about (default: the packaged held-out ones)")
+    option("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
+    option("--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)")
+    option("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
+    option("--temperature", type=_positive, default=1.0, metavar="T", help="when sampled (default: 1)")
+    option("--engine", metavar="PATH", help="Stockfish (a path, or `stockfish`) to score moves without a label")
+    option("--nodes", type=_count, default=3000, metavar="N", help="the engine's limit (default: 3000)")
+    option("--seed", type=int, default=0, help="of sampling, openings and resampling (default: 0)")
+    option("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two folders of evaluations, B against A")
     arguments = parser.parse_args(argv)
     if arguments.compare is None and (arguments.weights is None or arguments.out is None):
         parser.error("give --weights W and --out DIR, or --compare DIR_A DIR_B")
     if not 0 <= arguments.seed < 2**31:
         parser.error(f"--seed {arguments.seed}: expected 0 to 2147483647")
-    arguments.suite = list(SUITE_NAMES) if arguments.suite == "all" else arguments.suite.split(",")
-    if unknown := [name for name in arguments.suite if name not in SUITE_NAMES]:
-        parser.error(f"--suite {unknown[0]!r}: expected all, or of {', '.join(SUITE_NAMES)}, with commas between")
+    arguments.suite = list(SUITES) if arguments.suite == "all" else arguments.suite.split(",")
+    if unknown := [name for name in arguments.suite if name not in SUITES]:
+        parser.error(f"--suite {unknown[0]!r}: expected all, or of {', '.join(SUITES)}, with commas between")
     return arguments
 
 
@@ -169,34 +156,37 @@ def load_data(arguments: argparse.Namespace, engine: EnginePool | None) -> Data:
     """
     positions: list[Position] = []
     if {"policy", "environment"} & set(arguments.suite):
-        found = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
-        positions = found[: arguments.positions]
+        positions = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
     mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in arguments.suite else []
-    return Data(positions, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
+    asked = positions[: arguments.positions]
+    return Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
+
+
+def run(arguments: argparse.Namespace) -> list[Path]:
+    """What the command line asks for; returns the files written."""
+    if arguments.compare:
+        before, after = arguments.compare
+        return save_comparison(before, after, arguments.out or after)
+    require_weights(arguments.weights)
+    arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
+    with contextlib.ExitStack() as cleanup:
+        engine = None
+        if arguments.engine:
+            path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
+            engine = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
+        data = load_data(arguments, engine)
+        steps = cleanup.enter_context(Steps())
+        report, results = evaluate(arguments.weights, arguments.suite, data, arguments.temperature, steps)
+        return save(report, results, data, arguments.out)
 
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
-        with contextlib.ExitStack() as cleanup:
-            if arguments.compare:
-                before, after = arguments.compare
-                made = save_comparison(before, after, arguments.out or after)
-            else:
-                find_weights(arguments.weights)
-                arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
-                engine = None
-                if arguments.engine:
-                    path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
-                    config = EngineConfig.model_validate({"path": path, "nodes": arguments.nodes})
-                    engine = cleanup.enter_context(EnginePool(config))
-                data = load_data(arguments, engine)
-                steps = cleanup.enter_context(Steps())
-                report, results = evaluate(arguments.weights, arguments.suite, data, arguments.temperature, steps)
-                made = save(report, results, data, arguments.out)
-    except (CheckpointError, EngineError, EvaluationError, OSError, ValueError) as error:
+        files = run(arguments)
+    except (CheckpointError, EngineError, ValueError, OSError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
-    print("saved:", ", ".join(map(str, made)))
+    print("saved:", ", ".join(map(str, files)))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax_grpo.checkpoint import content_hash
 from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config_files import weights_directory
-from jax_grpo.evaluation.comparison import read_report
-from jax_grpo.evaluation.generation import EvaluationError
+from jax_grpo.evaluation import EvaluationError
+from jax_grpo.evaluation.tables import read_report
 from jax_grpo.hf_tokenizer import save_for_transformers
+from jax_grpo.loading import describe_model, load_named
 from jax_grpo.model_card import model_card
-from jax_grpo.named_weights import describe_model, display_name, find_weights, load_named
 from jax_grpo.weights import WeightsError, load_hf, save_hf
 
 
@@ -27,7 +27,7 @@ def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[P
     """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md.
 
     Args:
-        weights: see `named_weights`.
+        weights: see `loading`.
         out: made; must be empty or not there, or an earlier export.
         evaluation: folder of an evaluation of these weights, for the card.
 
@@ -45,7 +45,7 @@ def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[P
             f"--evaluation {evaluation} is of {measured['name']} ({measured['sha256'][:12]}), not of these weights "
             f"({model['sha256'][:12]}); evaluate these: python -m jax_grpo.evaluate --weights {weights} --out DIR"
         )
-    source = weights_directory(find_weights(weights))
+    source = weights_directory(weights)
     if out.resolve() == source.resolve():
         raise WeightsError(f"--out {out} is the folder of the weights themselves; give another one")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -53,16 +53,14 @@ def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[P
         folder = Path(working) / out.name
         save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
         save_for_transformers(policy.tokenizer, folder, policy.architecture.max_position_embeddings)
-        card = model_card(display_name(weights), source, out, evaluation, model)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / "README.md").write_text(model_card(model, source, out, evaluation), encoding="utf-8")
         if content_hash(load_hf(folder, jnp.float32)[1]) != model["sha256"]:
             raise WeightsError(f"{out}: the weights read back differ from those written; is the disk sound?")
-        written = {path.name for path in folder.iterdir()}
-        if others := sorted({path.name for path in out.iterdir()} - written if out.exists() else ()):
-            raise WeightsError(
-                f"--out {out} has other files in it ({others[0]}); give a new folder, or an earlier export"
-            )
         if out.exists():
+            if others := sorted({path.name for path in out.iterdir()} - {path.name for path in folder.iterdir()}):
+                raise WeightsError(
+                    f"--out {out} has other files in it ({others[0]}); give a new folder, or an earlier export"
+                )
             shutil.rmtree(out)
         folder.rename(out)
     return sorted(out.iterdir())
@@ -73,20 +71,17 @@ FORMATS = {"hf": export_hf}
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.export", allow_abbrev=False)
-    parser.add_argument(
-        "--weights", required=True, metavar="RUN", help="a run folder, a checkpoint, packaged:rook-small"
-    )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to make")
-    parser.add_argument("--format", choices=FORMATS, default="hf", help="hf: safetensors that transformers loads")
-    parser.add_argument(
-        "--evaluation", type=Path, metavar="DIR", help="an evaluation of these weights, for the model card"
-    )
+    option = parser.add_argument
+    option("--weights", required=True, metavar="RUN", help="a run folder, a checkpoint, packaged:rook-small")
+    option("--out", required=True, type=Path, metavar="DIR", help="folder to make")
+    option("--format", choices=FORMATS, default="hf", help="hf: safetensors that transformers loads")
+    option("--evaluation", type=Path, metavar="DIR", help="an evaluation of these weights, for the model card")
     arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        made = FORMATS[arguments.format](arguments.weights, arguments.out, arguments.evaluation)
+        files = FORMATS[arguments.format](arguments.weights, arguments.out, arguments.evaluation)
     except (CheckpointError, OSError, ValueError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
-    print("saved:", ", ".join(map(str, made)))
+    print("saved:", ", ".join(map(str, files)))
 
 
 if __name__ == "__main__":

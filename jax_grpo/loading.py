@@ -1,20 +1,27 @@
-"""From a config to a tokenizer, a graph definition and parameters on the device. The one place that resolves weight names."""
+"""From what a config or a user calls a model to a tokenizer, a graph definition and parameters on the device.
 
-from collections.abc import Callable
+Names are `packaged:rook-small`, a run's folder, a Hugging Face folder, or a checkpoint. The one place that resolves them, finds the
+tokenizer that belongs to weights, and says what a model is.
+"""
+
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_grpo.checkpoint import content_hash
 from jax_grpo.checkpoint import load_params as load_checkpoint
-from jax_grpo.checkpoint_files import is_checkpoint
+from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
 from jax_grpo.config import ConfigError
-from jax_grpo.config_files import require_weights, weights_directory
+from jax_grpo.config_files import RUN_WEIGHTS, require_weights, weights_directory
 from jax_grpo.config_sections import ModelConfig
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.weights import load_hf
+from jax_grpo.weights import WeightsError, load_hf, read_config
+
+GPT2_VOCABULARY = 50257
 
 
 class Policy(NamedTuple):
@@ -49,41 +56,25 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
     """The config's tokenizer and its model (`load_model`), whose vocabulary must have room for the tokenizer's.
 
     Raises:
-        ConfigError: vocabulary or context do not fit the tokenizer or the rollout.
         TokenizerError: no such tokenizer.
-        WeightsError, CheckpointError: see `load_model`.
+        ConfigError, WeightsError, CheckpointError: see `load_model`.
     """
     tokenizer = Tokenizer.load(config.tokenizer)
-
-    def require_room(architecture: GPT2Config) -> None:
-        if architecture.vocab_size < tokenizer.vocab_size:
-            raise ConfigError(
-                f"model.tokenizer {config.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "
-                f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
-            )
-
-    model = load_model(config, seed, context, require_room, vocabulary=tokenizer.vocab_size)
+    model = load_model(config, seed, context, tokenizer.vocab_size)
     return Policy(model.architecture, tokenizer, model.graphdef, model.params)
 
 
-def load_model(
-    config: ModelConfig,
-    seed: int,
-    context: int,
-    require: Callable[[GPT2Config], None] = lambda architecture: None,
-    vocabulary: int | None = None,
-) -> Model:
+def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | None = None) -> Model:
     """Builds the model and loads its weights, or initialises them from `seed` when the config names none.
 
     Args:
         config: the config's `model` section.
         seed: of the initialisation.
         context: tokens a sequence may have (prompt and completion); must fit the model's positions.
-        require: raises where the architecture will not do.
-        vocabulary: tokens the softmax is over, where the weights have rows for more; None: for all of them.
+        vocabulary: tokens the softmax is over, for all of which the weights must have rows; None: as many as there are rows.
 
     Raises:
-        ConfigError: there are no such weights, or the context does not fit them.
+        ConfigError: there are no such weights, or the vocabulary or context does not fit them.
         WeightsError: the folder's files are not a GPT-2.
         CheckpointError: the folder is a checkpoint, and damaged.
     """
@@ -100,7 +91,11 @@ def load_model(
         folder = weights_directory(config.weights)
         load = load_checkpoint if is_checkpoint(folder) else load_hf
         architecture, params = load(folder, dtypes["param_dtype"])
-    require(architecture)
+    if vocabulary is not None and architecture.vocab_size < vocabulary:
+        raise ConfigError(
+            f"model.tokenizer {config.tokenizer!r} has {vocabulary} tokens but the model's vocabulary has "
+            f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
+        )
     if architecture.max_position_embeddings < context:
         raise ConfigError(
             f"prompts.max_prompt_tokens (rounded up to a bucket) + rollout.max_new_tokens = {context} tokens; the model "
@@ -113,3 +108,51 @@ def load_model(
     if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
         params = jax.jit(lambda: nnx.state(build(), nnx.Param))()
     return Model(architecture, nnx.split(nnx.eval_shape(build), nnx.Param)[0], params)
+
+
+def find_tokenizer(weights: str) -> str:
+    """The tokenizer that weights which are there were trained with: `chess`, `gpt2` or their own folder.
+
+    Raises:
+        WeightsError: nothing in the folder says which.
+    """
+    folder = weights_directory(weights)
+    if is_checkpoint(folder):
+        return read_manifest(folder)["config"]["model"]["tokenizer"]
+    if any((folder / file).is_file() for file in ("jax_grpo_tokenizer.json", "vocab.json")):
+        return str(folder)
+    if (vocabulary := read_config(folder).vocab_size) == GPT2_VOCABULARY:
+        return "gpt2"
+    raise WeightsError(
+        f"{folder} has no tokenizer (vocab.json and merges.txt, or jax_grpo_tokenizer.json) and its vocabulary of "
+        f"{vocabulary} is not GPT-2's {GPT2_VOCABULARY}; put the tokenizer's files beside the weights"
+    )
+
+
+def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
+    """The policy of a name, computing in float32.
+
+    Args:
+        name: what a user calls a model.
+        tokenizer: `chess`, `gpt2` or a folder; None: the weights' own, see `find_tokenizer`.
+        context: tokens a sequence may have.
+
+    Raises:
+        ConfigError, WeightsError, TokenizerError, CheckpointError: see `find_tokenizer` and `load_policy`.
+    """
+    require_weights(name)
+    config = ModelConfig(weights=name, tokenizer=tokenizer or find_tokenizer(name))
+    return load_policy(config, seed=0, context=context)
+
+
+def describe_model(name: str, policy: Policy) -> dict[str, Any]:
+    """Name (without folders, and without the trailing `weights` of a run), sizes and a hash of the parameters' values."""
+    folder, sizes = weights_directory(name), policy.architecture
+    padding = (sizes.padded_vocab_size - sizes.vocab_size) * sizes.hidden_size
+    return {
+        "name": folder.parent.name if folder.name == RUN_WEIGHTS else folder.name,
+        "architecture": dataclasses.asdict(sizes),
+        "tokenizer": policy.tokenizer.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)) - padding,
+        "sha256": content_hash(policy.params),
+    }

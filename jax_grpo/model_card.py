@@ -4,66 +4,69 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chess
+
 from jax_grpo.checkpoint_files import is_checkpoint
 from jax_grpo.config_files import RUN_WEIGHTS
+from jax_grpo.rookworld_rows import policy_prompt
 from jax_grpo.run_folder import read_record
 
-USAGE = """```python
+CARD = """---
+library_name: transformers
+tags: [chess, gpt2, grpo]
+{licence}---
+
+# {name}
+
+A GPT-2 of {architecture[num_layers]} layers, width {architecture[hidden_size]}, {parameters:,} parameters, with the \
+{tokenizer} tokenizer, trained with jax_grpo. \
+Parameters' SHA-256 in jax_grpo: `{sha256}`.
+
+## Use
+
+```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{folder}")
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
-prompt = "P: rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1    B:"
+prompt = "{prompt}"
 tokens = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
 answer = model.generate(**tokens, max_new_tokens=8, do_sample=False)
 print(tokenizer.decode(answer[0, tokens["input_ids"].shape[1] :]))
 ```
-"""
-PROMPTS = """Prompts: `P: <FEN>    M:` asks for five moves, their evaluations and the best move; `P: <FEN>    B:` for one move (take
+
+Prompts: `{whole_row}` asks for five moves, their evaluations and the best move; `{one_move}` for one move (take
 the first word of the answer); `A: <FEN>+<uci>+<last moves>+` for the next state. Moves may be illegal: check them.
-"""
+
+## Evaluation
+
+{evaluation}
+## Training
+
+{training}"""
 
 
-def model_card(name: str, source: Path, folder: Path, evaluation: Path | None, model: dict[str, Any]) -> str:
+def model_card(model: dict[str, Any], source: Path, folder: Path, evaluation: Path | None) -> str:
     """The card's text.
 
     Args:
-        name: of the model.
+        model: see `loading.describe_model`.
         source: folder of the weights that were exported.
         folder: of the export, for its usage example.
         evaluation: folder of an evaluation of these weights, or None.
-        model: `parameters`, `architecture`, `tokenizer`, `sha256`.
     """
-    provenance = _json(source / "provenance.json")
-    run = _run_folder(source)
-    shape = model["architecture"]
-    licence = ["license: mit"] if str(provenance.get("licence", "")).startswith("MIT") else []
-    front = ["---", "library_name: transformers", "tags: [chess, gpt2, grpo]", *licence, "---", ""]
-    parts = [
-        "\n".join(front),
-        f"# {name}\n",
-        f"A GPT-2 of {shape['num_layers']} layers, width {shape['hidden_size']}, {model['parameters']:,} parameters, with the "
-        f"{model['tokenizer']} tokenizer, trained with jax_grpo. Parameters' SHA-256 in jax_grpo: `{model['sha256']}`.\n",
-        "## Use\n",
-        USAGE.format(folder=folder.name),
-        PROMPTS,
-        "## Evaluation\n",
-        _evaluation(evaluation),
-        "## Training\n",
-        _training(run, provenance),
-    ]
-    return "\n".join(parts)
-
-
-def _run_folder(source: Path) -> Path | None:
-    """The run that made the weights, where they still lie in its folder."""
-    found = source.parent.parent if is_checkpoint(source) else source.parent
-    inside = is_checkpoint(source) or source.name == RUN_WEIGHTS
-    return found if inside and (found / "config.yaml").is_file() else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    file = source / "provenance.json"
+    provenance = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return CARD.format(
+        **model,
+        licence="license: mit\n" if str(provenance.get("licence", "")).startswith("MIT") else "",
+        folder=folder.name,
+        prompt=policy_prompt(chess.STARTING_FEN, "B:"),
+        whole_row=policy_prompt("<FEN>", "M:"),
+        one_move=policy_prompt("<FEN>", "B:"),
+        evaluation=_evaluation(evaluation),
+        training=_training(source, provenance),
+    )
 
 
 def _evaluation(folder: Path | None) -> str:
@@ -73,11 +76,12 @@ def _evaluation(folder: Path | None) -> str:
     return body.replace("\n## ", "\n### ").strip() + "\n"
 
 
-def _training(run: Path | None, provenance: dict[str, Any]) -> str:
+def _training(source: Path, provenance: dict[str, Any]) -> str:
+    """The run that made the weights, where they still lie in its folder, and where they say that they come from."""
     parts = []
-    if run is not None:
-        starts = read_record(run)["starts"]
-        if starts:
+    run = source.parent.parent if is_checkpoint(source) else source.parent
+    if (is_checkpoint(source) or source.name == RUN_WEIGHTS) and (run / "config.yaml").is_file():
+        if starts := read_record(run)["starts"]:
             last = starts[-1]
             commit = (last.get("git") or {}).get("commit", "unknown")
             packages = ", ".join(f"{name} {version}" for name, version in last["packages"].items() if version)

@@ -5,47 +5,29 @@ Knows nothing of the UCI protocol, clocks or opponents.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chess
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_grpo.evaluation.generation import Texts, widened
+from jax_grpo.evaluation.policy import policy_task
+from jax_grpo.lm_head.materialised import token_logprobs
+from jax_grpo.loading import load_named
 from jax_grpo.model import GPT2
-from jax_grpo.named_weights import load_named
-from jax_grpo.rollout import PromptTokens, decode_completions, encode_prompts, make_generate
+from jax_grpo.rollout import PromptTokens, encode_prompts
+from jax_grpo.rookworld_rows import policy_prompt
 from jax_grpo.sampling import Sampling
-from jax_grpo.tasks.policy import parse_full
-from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
+from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.policy import parse_answer
 
 PROMPT_TOKENS = 96  # every prompt is padded to it; the few longer ones to the next multiple of 32
 MOVES = 64  # legal moves scored together; a position with more takes several passes
 MOVE_TOKENS = 8  # longest move
+CAPS = {"best_move": MOVE_TOKENS, "full": 144}  # tokens of a completion, by style
 GREEDY = Sampling(temperature=0.0)
-
-
-class Style(NamedTuple):
-    """A way of asking for a move.
-
-    Attributes:
-        field: what follows the position in the prompt.
-        start_state: of the stop rule.
-        max_new_tokens: the cap.
-        move: the move's text in a completion.
-    """
-
-    field: str
-    start_state: int
-    max_new_tokens: int
-    move: Callable[[str], str]
-
-
-STYLES = {
-    "best_move": Style("B:", SPACES, MOVE_TOKENS, str.strip),
-    "full": Style("M:", SEEKING, 144, lambda text: parse_full(text).best),
-}
 
 
 class Choice(NamedTuple):
@@ -64,21 +46,19 @@ class Player:
     """Loaded weights; a program is compiled at the first use of its sampling settings.
 
     Args:
-        weights: see `named_weights`.
+        weights: see `loading`.
         tokenizer: `chess`, `gpt2` or a folder; None: the weights' own.
-        style: a key of `STYLES`.
+        style: how a move is asked for, a key of `CAPS`.
 
     Raises:
         ConfigError, WeightsError, TokenizerError, CheckpointError: the weights cannot be used.
     """
 
     def __init__(self, weights: str, tokenizer: str | None = None, style: str = "best_move"):
-        self._style = STYLES[style]
-        context = PROMPT_TOKENS + self._style.max_new_tokens
-        self._policy = load_named(weights, tokenizer=tokenizer, context=context)
-        self._stop_rule = policy_stop()
-        self._stop_table_SV = self._stop_rule.token_table(self._policy.tokenizer)
-        self._generate: dict[Sampling, Callable] = {}
+        self._style, self._task = style, policy_task(style)
+        self._policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + CAPS[style])
+        self._texts = Texts(self._policy.tokenizer, self._task.stop_rule, CAPS[style])
+        self._generate: dict[Sampling, Callable[..., Any]] = {}
         self._score = _make_score(self._policy.graphdef, self._policy.tokenizer.vocab_size)
 
     def compile(self, sampling: Sampling = GREEDY) -> None:
@@ -117,60 +97,45 @@ class Player:
 
     def move_logps(self, board: chess.Board, moves: Sequence[chess.Move]) -> np.ndarray:
         """Log-probability in nats, float32 [moves], of writing each move after `P: <FEN>    B:`, at temperature 1."""
-        prompt = self._encode(board, STYLES["best_move"].field)
+        tokens = self._encode(policy_prompt(board.fen(), "B:"))
         encoded = self._policy.tokenizer.encode_batch([f" {move.uci()}" for move in moves])
-        found = []
+        logps = []
         for start in range(0, len(encoded), MOVES):
             ids_PGC = np.full((1, MOVES, MOVE_TOKENS), self._policy.tokenizer.pad_id, np.int32)
             mask_PGC = np.zeros_like(ids_PGC)
-            part = encoded[start : start + MOVES]
-            for g, ids in enumerate(part):
+            batch = encoded[start : start + MOVES]
+            for g, ids in enumerate(batch):
                 ids_PGC[0, g, : len(ids)] = ids
                 mask_PGC[0, g, : len(ids)] = 1
-            found.append(np.asarray(self._score(self._policy.params, *prompt, ids_PGC, mask_PGC))[0, : len(part)])
-        return np.concatenate(found)
+            logps.append(np.asarray(self._score(self._policy.params, *tokens, ids_PGC, mask_PGC))[: len(batch)])
+        return np.concatenate(logps)
 
     def _write(self, board: chess.Board, sampling: Sampling, *, seed: int, game: int) -> str:
         """The move the model writes, legal or not; may be empty."""
         if sampling not in self._generate:
-            self._generate[sampling] = make_generate(
-                self._policy.graphdef,
-                vocab_size=self._policy.tokenizer.vocab_size,
-                pad_id=self._policy.tokenizer.pad_id,
-                group_size=1,
-                max_new_tokens=self._style.max_new_tokens,
-                sampling=sampling,
-                stop_table_SV=self._stop_table_SV,
-                accept_state=self._stop_rule.accept,
-            )
-        state, numbers = np.array([self._style.start_state], np.int32), np.array([game], np.int32)
-        prompt = self._encode(board, self._style.field)
-        rollout = self._generate[sampling](
-            self._policy.params, *prompt, state, numbers, np.int32(seed), np.int32(board.ply())
-        )
-        (text,) = decode_completions(rollout, self._policy.tokenizer)
-        return self._style.move(self._stop_rule.truncate(text, self._style.start_state)[0])
+            self._generate[sampling] = self._texts.program(self._policy.graphdef, sampling)
+        prompt = self._task.prompt(Position(board.fen()), 0)
+        program, params, tokens = self._generate[sampling], self._policy.params, self._encode(prompt.text)
+        (text,) = self._texts.complete(program, params, [prompt], tokens, [game], seed, board.ply(), batch=1)
+        return parse_answer(self._style, text).best
 
-    def _encode(self, board: chess.Board, field: str) -> PromptTokens:
+    def _encode(self, text: str) -> PromptTokens:
         """The prompt, padded to one of few widths: programs are compiled by width."""
-        room = self._policy.architecture.max_position_embeddings - self._style.max_new_tokens
-        ids_PT, mask_PT = encode_prompts([f"P: {board.fen()}    {field}"], self._policy.tokenizer, room)
-        length = ids_PT.shape[1]
-        missing = (0, 0), (max(PROMPT_TOKENS, -(-length // 32) * 32) - length, 0)
-        return PromptTokens(np.pad(ids_PT, missing), np.pad(mask_PT, missing))
+        room = self._policy.architecture.max_position_embeddings - CAPS[self._style]
+        tokens = encode_prompts([text], self._policy.tokenizer, room)
+        length = tokens.ids_PT.shape[1]
+        return widened(tokens, max(PROMPT_TOKENS, -(-length // 32) * 32), self._policy.tokenizer.pad_id)
 
 
-def _make_score(graphdef, vocab_size: int):
-    """Compiled log-probability [P, G] of whole completions, each the sum over its tokens."""
+def _make_score(graphdef: Any, vocab_size: int) -> Callable[..., jax.Array]:
+    """Compiled log-probability [G] of whole completions of one prompt, each the sum over its tokens."""
 
     @jax.jit
-    def score(params, ids_PT, mask_PT, completion_ids_PGC, completion_mask_PGC):
+    def score(params, ids_PT, mask_PT, ids_PGC, mask_PGC):
         model: GPT2 = nnx.merge(graphdef, params)
-        hidden_PGCH = model.grouped(ids_PT, mask_PT, completion_ids_PGC, completion_mask_PGC)
-        embedding_VH = model.wte.embedding[...][:vocab_size].astype(hidden_PGCH.dtype)
-        logits_PGCV = jnp.einsum("pgch,vh->pgcv", hidden_PGCH, embedding_VH, preferred_element_type=jnp.float32)
-        logp_PGCV = jax.nn.log_softmax(logits_PGCV, axis=-1)
-        logp_PGC = jnp.take_along_axis(logp_PGCV, completion_ids_PGC[..., None], axis=-1)[..., 0]
-        return jnp.sum(logp_PGC * completion_mask_PGC, axis=-1)
+        (hidden_GCH,) = model.grouped(ids_PT, mask_PT, ids_PGC, mask_PGC)
+        embedding_VH = model.wte.embedding[...]
+        logp_GC, _ = token_logprobs(hidden_GCH, embedding_VH, ids_PGC[0], vocab_size=vocab_size, temperature=1.0)
+        return (logp_GC * mask_PGC[0]).sum(-1)
 
     return score

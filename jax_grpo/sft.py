@@ -57,7 +57,7 @@ class Stage(pydantic.BaseModel):
 
 
 class SFTConfig(pydantic.BaseModel):
-    """Config of the warm start. `weights` (see `named_weights`) are continued from; otherwise the sizes make a new model."""
+    """Config of the warm start. `weights` (see `loading`) are continued from; otherwise the sizes make a new model."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 

@@ -7,6 +7,8 @@ UCI reaches stdout. The protocol: https://backscattering.de/chess/uci/
 
 import argparse
 import contextlib
+import functools
+import json
 import os
 import sys
 import time
@@ -22,22 +24,16 @@ from jax_grpo.config_loading import ConfigError
 
 if TYPE_CHECKING:
     from jax_grpo.player import Player
+    from jax_grpo.sampling import Sampling
 
-# name -> (how `uci` describes it, check and conversion of a value)
-OPTIONS: dict[str, tuple[str, Callable[[str], float]]] = {
-    "Temperature": ("type string default 0", lambda text: _within(float(text), 0, 100)),
-    "TopK": ("type spin default 0 min 0 max 1000", lambda text: _within(int(text), 0, 1000)),
-    "TopP": ("type string default 1", lambda text: _within(float(text), 1e-6, 1)),
-    "Seed": ("type spin default 0 min 0 max 2147483647", lambda text: _within(int(text), 0, 2**31 - 1)),
-}
-DEFAULTS: dict[str, float] = {"Temperature": 0.0, "TopK": 0, "TopP": 1.0, "Seed": 0}
 LIMITS = {"wtime", "btime", "winc", "binc", "movestogo", "depth", "nodes", "mate", "movetime", "infinite", "ponder"}
-
-
-def _within(value, low, high):
-    if not low <= value <= high:  # also refuses NaN
-        raise ValueError(f"expected {low} to {high}")
-    return value
+FALLBACK = "fallback "  # begins the line about a move that the model did not write; JSON follows, see `Engine._answer`
+OPTIONS = {  # name: value at first, type as `uci` describes it, how a value is read, its bounds
+    "Temperature": (0.0, "type string default 0", float, 0, 100),
+    "TopK": (0, "type spin default 0 min 0 max 1000", int, 0, 1000),
+    "TopP": (1.0, "type string default 1", float, 1e-6, 1),
+    "Seed": (0, "type spin default 0 min 0 max 2147483647", int, 0, 2**31 - 1),
+}
 
 
 class Engine:
@@ -49,9 +45,8 @@ class Engine:
     """
 
     def __init__(self, load: Callable[[], "Player"], write: Callable[[str], None]):
-        self._load, self._write = load, write
-        self._player: Player | None = None
-        self._options = dict(DEFAULTS)
+        self._player, self._write = functools.cache(load), write
+        self._options: dict[str, float] = {name: default for name, (default, *_) in OPTIONS.items()}
         self._board: chess.Board | None = chess.Board()
         self._held: str | None = None  # the answer of an infinite search, until `stop`
         self._game = self._moves = self._fallbacks = 0
@@ -81,36 +76,34 @@ class Engine:
     def _uci(self, words: list[str]) -> None:
         self._write(f"id name jax_grpo {jax_grpo.__version__}")
         self._write("id author the jax_grpo authors")
-        for name, (description, _) in OPTIONS.items():
+        for name, (_, description, *_) in OPTIONS.items():
             self._write(f"option name {name} {description}")
         self._write("uciok")
 
     def _isready(self, words: list[str]) -> None:
-        self._ready().compile(self._sampling())
+        self._player().compile(self._sampling())
         self._write("readyok")
 
-    def _ready(self) -> "Player":
-        if self._player is None:
-            self._player = self._load()
-        return self._player
-
-    def _sampling(self):
+    def _sampling(self) -> "Sampling":
         from jax_grpo.sampling import Sampling
 
         return Sampling(self._options["Temperature"], top_k=int(self._options["TopK"]), top_p=self._options["TopP"])
 
     def _setoption(self, words: list[str]) -> None:
-        text = " ".join(words)
-        name, _, value = text.removeprefix("name ").partition(" value ")
-        names = {option.lower(): option for option in OPTIONS}
-        option = names.get(name.strip().lower())
+        name, _, value = (part.strip() for part in " ".join(words).removeprefix("name ").partition(" value "))
+        option = {known.lower(): known for known in OPTIONS}.get(name.lower())
         if option is None:
-            self._write(f"info string no option {name.strip()!r}; there are {', '.join(OPTIONS)}")
+            self._write(f"info string no option {name!r}; there are {', '.join(OPTIONS)}")
             return
+        _, _, read, low, high = OPTIONS[option]
         try:
-            self._options[option] = OPTIONS[option][1](value.strip())
+            number = read(value)
+            if not low <= number <= high:  # also refuses NaN
+                raise ValueError(f"expected {low} to {high}")
         except ValueError as error:
-            self._write(f"info string option {option} stays {self._options[option]}: {value.strip()!r}: {error}")
+            self._write(f"info string option {option} stays {self._options[option]}: {value!r}: {error}")
+        else:
+            self._options[option] = number
 
     def _ucinewgame(self, words: list[str]) -> None:
         self._game += 1
@@ -150,22 +143,20 @@ class Engine:
             among = [move for move in among if move.uci() in wanted] or among
         if board is None or not among:
             return "bestmove (none)"
-        player = self._ready()
+        player, sampling, seed = self._player(), self._sampling(), int(self._options["Seed"])
         started = time.perf_counter()
-        choice = player.choose(board, self._sampling(), seed=int(self._options["Seed"]), game=self._game, among=among)
-        milliseconds = round(1000 * (time.perf_counter() - started))
+        choice = player.choose(board, sampling, seed=seed, game=self._game, among=among)
+        milliseconds, move = round(1000 * (time.perf_counter() - started)), choice.move.uci()
         self._moves += 1
         self._fallbacks += choice.is_fallback
-        self._write(f"info depth 1 time {milliseconds} nodes 1 pv {choice.move.uci()}")
-        if choice.is_fallback:
-            told = " ".join(choice.written.split())[:40]
-            self._write(
-                f"info string fallback {self._fallbacks} of {self._moves}: the model wrote {told!a}; "
-                f"{choice.move.uci()} is its likeliest legal move, log-probability {choice.logp:.3f}"
-            )
-        else:
+        self._write(f"info depth 1 time {milliseconds} nodes 1 pv {move}")
+        if choice.logp is None:
             self._write(f"info string policy, {self._fallbacks} fallbacks of {self._moves}")
-        return f"bestmove {choice.move.uci()}"
+        else:
+            fallback = {"written": " ".join(choice.written.split())[:40], "played": move, "logp": round(choice.logp, 3)}
+            counts = {"fallbacks": self._fallbacks, "moves": self._moves}
+            self._write(f"info string {FALLBACK}{json.dumps(fallback | counts)}")
+        return f"bestmove {move}"
 
     def _stop(self, words: list[str]) -> None:
         if self._held is not None:
@@ -181,28 +172,27 @@ def _claim_stdout() -> Callable[[str], None]:
     return lambda line: print(line, file=out, flush=True)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m jax_grpo.uci", description=(__doc__ or "").splitlines()[0])
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which model plays and how it is asked, for this command and for `match`."""
     parser.add_argument(
         "--weights", default="packaged:rook-small", help="packaged:NAME, run folder, Hugging Face folder, checkpoint"
     )
     parser.add_argument("--tokenizer", help="chess, gpt2 or a folder; default: the weights' own")
-    parser.add_argument(
-        "--prompt-style",
-        choices=("best_move", "full"),
-        default="best_move",
-        help="one move, or the whole RookWorld row",
-    )
+    styles = {"choices": ("best_move", "full"), "default": "best_move"}
+    parser.add_argument("--prompt-style", **styles, help="one move, or the whole RookWorld row")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.uci", description=(__doc__ or "").splitlines()[0])
+    add_model_options(parser)
     args = parser.parse_args(argv)
 
     def load() -> "Player":
         from jax_grpo.player import Player
-        from jax_grpo.tokenizer import TokenizerError
-        from jax_grpo.weights import WeightsError
 
         try:
             return Player(args.weights, args.tokenizer, args.prompt_style)
-        except (WeightsError, TokenizerError) as error:
+        except ValueError as error:  # the weights' or their tokenizer's, in words for people
             raise ConfigError(str(error)) from error
 
     try:

@@ -13,21 +13,19 @@ import numpy as np
 import pytest
 
 from jax_grpo.config import ConfigError
+from jax_grpo.config_files import require_weights
 from jax_grpo.config_sections import ModelConfig
 from jax_grpo.evaluate import main, parse
-from jax_grpo.evaluation.comparison import compare, comparison_page, read_report
+from jax_grpo.evaluation import EvaluationError
 from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task
-from jax_grpo.evaluation.games import pgn
-from jax_grpo.evaluation.generation import EvaluationError, Generator
-from jax_grpo.evaluation.intervals import Z, bootstrap_mean, difference, mean, proportion, summarise
+from jax_grpo.evaluation.generation import Generator
 from jax_grpo.evaluation.mates import mate_rows, read_mates
 from jax_grpo.evaluation.policy import policy_rows, policy_task
-from jax_grpo.evaluation.published import published_figures
-from jax_grpo.evaluation.selfplay import openings, play, selfplay_estimates
+from jax_grpo.evaluation.selfplay import openings, pgn, play, selfplay_estimates
+from jax_grpo.evaluation.statistics import Z, bootstrap_mean, difference, mean, proportion, summarise
 from jax_grpo.evaluation.suites import Data, run_suites
-from jax_grpo.evaluation.tables import evaluation_page
-from jax_grpo.loading import load_policy
-from jax_grpo.named_weights import find_tokenizer, find_weights
+from jax_grpo.evaluation.tables import compare, comparison_page, evaluation_page, published_figures, read_report
+from jax_grpo.loading import find_tokenizer, load_policy
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import policy_row
 from jax_grpo.tasks.base import Position
@@ -189,6 +187,8 @@ def test_a_mate_that_is_not_the_listed_one_counts_as_a_mate(tmp_path):
         ({"fen": BACK_RANK, "mate": "a1a7"}, r"mates.jsonl:1: a1a7 does not give checkmate"),
         ({"fen": BACK_RANK, "mate": "a1b7"}, r"mates.jsonl:1: 'a1b7' is not a legal move"),
         ({"fen": BACK_RANK}, r"mates.jsonl:1: .*expected an object with 'fen' and 'mate'"),
+        ([1], r"mates.jsonl:1: .\[1\]. .*expected an object"),
+        ({"fen": "8/8/8/8/8/8/8/8 w - - 0 1", "mate": "a1a2"}, r"mates.jsonl:1: .a1a2. is not a legal move"),
     ],
 )
 def test_a_wrong_mate_is_one_clear_error(tmp_path, row, words):
@@ -366,12 +366,12 @@ def test_self_play_games_are_pgn_that_reads_back_move_by_move():
 
 def test_names_of_weights_that_cannot_be_used_are_one_clear_error(tmp_path):
     with pytest.raises(ConfigError, match="the packaged models are packaged:rook-small"):
-        find_weights("packaged:rook-smal")
+        require_weights("packaged:rook-smal")
     with pytest.raises(ConfigError, match=r"config.json does not exist; expected a Hugging Face folder"):
-        find_weights(str(tmp_path))
+        require_weights(str(tmp_path))
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(ConfigError, match=r"a run that has not exported its weights .* --resume auto"):
-        find_weights(str(tmp_path))
+        require_weights(str(tmp_path))
 
 
 def test_the_tokenizer_is_found_beside_the_weights_or_by_gpt2s_vocabulary(tmp_path):

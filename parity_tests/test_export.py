@@ -12,14 +12,15 @@ from flax import nnx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jax_grpo import evaluate, export
+from jax_grpo.evaluation import EvaluationError
 from jax_grpo.evaluation.environment import environment_prompts, environment_task
-from jax_grpo.evaluation.generation import EvaluationError, Generator
+from jax_grpo.evaluation.generation import Generator
 from jax_grpo.evaluation.policy import policy_task
 from jax_grpo.evaluation.selfplay import openings
 from jax_grpo.evaluation.suites import CAPS, Data, our_generators, run_suites
 from jax_grpo.hf_tokenizer import chess_backend
+from jax_grpo.loading import describe_model, load_named
 from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.named_weights import describe_model, load_named
 from jax_grpo.prompts import read_packaged
 from jax_grpo.rollout import encode_prompts
 from jax_grpo.sft_rows import policy_row

@@ -1,5 +1,6 @@
 """Matches: whole games through real processes, and an Elo difference that claims no more than the games say."""
 
+import io
 import json
 import math
 import random
@@ -10,9 +11,8 @@ import chess.engine
 import chess.pgn
 import pytest
 
-from jax_grpo.elo import describe, elo_difference, estimate
-from jax_grpo.match import MatchError, main, play, random_opening, stockfish
-from jax_grpo.match_record import Game, summary
+from jax_grpo.evaluation.statistics import elo_difference, elo_estimate
+from jax_grpo.match import Game, MatchError, main, play, random_opening, stockfish, summary, to_pgn
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 needs_engine = pytest.mark.skipif(not HAS_ENGINE, reason="Stockfish is not installed (apt install stockfish)")
@@ -26,22 +26,20 @@ def test_elo_is_the_logistic_model():
 
 
 def test_an_even_match_is_zero_and_its_interval_symmetric_and_narrows():
-    few, many = estimate(5, 10, 5), estimate(50, 100, 50)
+    few, many = elo_estimate(5, 10, 5), elo_estimate(50, 100, 50)
     assert few.elo == pytest.approx(0) and few.elo_interval[0] == pytest.approx(-few.elo_interval[1])
     assert -200 < few.elo_interval[0] < many.elo_interval[0] < -20
-    assert describe(many).startswith("Elo difference +0 (95 % interval -") or describe(many).startswith(
-        "Elo difference -0"
-    )
+    assert str(many).startswith("Elo difference +0 (95 % interval -") or str(many).startswith("Elo difference -0")
 
 
 @pytest.mark.parametrize("games", [1, 4, 20, 1000])
 def test_no_point_and_every_point_have_only_the_exact_one_sided_bound(games):
-    lost, won = estimate(0, 0, games), estimate(games, 0, 0)
+    lost, won = elo_estimate(0, 0, games), elo_estimate(games, 0, 0)
     assert lost.elo is None and lost.elo_interval[0] is None and won.elo_interval[1] is None
     bound = lost.score_interval[1]
     assert (1 - bound) ** games == pytest.approx(0.05), "at this strength such a match has a chance of 5 %"
     assert won.elo_interval[0] == pytest.approx(-(lost.elo_interval[1] or 0))
-    assert "no point scored; one-sided" in describe(lost) and "every point scored" in describe(won)
+    assert "no point scored; one-sided" in str(lost) and "every point scored" in str(won)
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
@@ -49,12 +47,12 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     for _ in range(trials):
         p, n = rng.uniform(0.05, 0.95), 20
         wins = sum(rng.random() < p for _ in range(n))
-        low, high = estimate(wins, 0, n - wins).score_interval
+        low, high = elo_estimate(wins, 0, n - wins).score_interval
         covered += low <= p <= high
     print(f"covered {covered / trials:.1%}")
     assert 0.93 < covered / trials < 0.98
     with pytest.raises(ValueError, match="no games"):
-        estimate(0, 0, 0)
+        elo_estimate(0, 0, 0)
 
 
 def test_openings_are_seeded_distinct_and_not_over():
@@ -79,37 +77,48 @@ def test_scores_are_the_models_and_counted_by_colour():
 
 
 class _Scripted:
-    """Stands in for an engine process: plays the given moves."""
+    """Stands in for an engine process: plays the given moves and says `info` with each."""
 
-    def __init__(self, moves):
-        self._moves = iter(moves)
+    def __init__(self, moves, info="policy"):
+        self._moves, self._info = iter(moves), info
 
     def play(self, board, limit, **_):
         move = next(self._moves)
         if isinstance(move, Exception):
             raise move
-        return chess.engine.PlayResult(chess.Move.from_uci(move), None, {"string": "policy"})
+        return chess.engine.PlayResult(chess.Move.from_uci(move), None, {"string": self._info})
+
+
+def _opponent(moves):
+    moves = iter(moves)
+    return lambda board, game: chess.Move.from_uci(next(moves))
+
+
+def test_what_the_model_had_written_for_a_fallback_stands_in_the_pgn():
+    told = {"written": "it's {bad}", "played": "f2f3", "logp": -3.2, "fallbacks": 1, "moves": 1}
+    engine = _Scripted(["f2f3", "g2g4"], f"fallback {json.dumps(told)}")
+    game = play(engine, _opponent(["e7e5", "d8h4"]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
+    assert game.fallbacks == {0: "it's {bad}", 2: "it's {bad}"}
+    text = str(to_pgn(game, {"opponent": "x", "opening_plies": 0}, 1))
+    read = chess.pgn.read_game(io.StringIO(text))
+    assert read is not None and read.next().comment.startswith("fallback: the model wrote \"it's")  # type: ignore[union-attr]
 
 
 def test_results_follow_the_rules_for_either_colour():
     mate = ["f2f3", "e7e5", "g2g4", "d8h4"]
 
-    def opponent(moves):
-        moves = iter(moves)
-        return lambda board, game: chess.Move.from_uci(next(moves))
-
-    lost = play(_Scripted(mate[::2]), opponent(mate[1::2]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
-    won = play(_Scripted(mate[1::2]), opponent(mate[::2]), chess.Board(), model_is_white=False)  # type: ignore[arg-type]
+    lost = play(_Scripted(mate[::2]), _opponent(mate[1::2]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
+    won = play(_Scripted(mate[1::2]), _opponent(mate[::2]), chess.Board(), model_is_white=False)  # type: ignore[arg-type]
     assert (lost.score, won.score, lost.ending) == (0.0, 1.0, "checkmate")
     shuffle = ["g1f3", "g8f6", "f3g1", "f6g8"] * 2
-    drawn = play(_Scripted(shuffle[::2]), opponent(shuffle[1::2]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
+    drawn = play(_Scripted(shuffle[::2]), _opponent(shuffle[1::2]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
     assert (drawn.score, drawn.ending, len(drawn.board.move_stack)) == (0.5, "threefold", 8)
     refused = _Scripted([chess.engine.EngineError("illegal uci")])
-    forfeit = play(refused, opponent([]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
+    forfeit = play(refused, _opponent([]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
     assert (forfeit.score, forfeit.ending, forfeit.board.fen()) == (0.0, "illegal move", chess.STARTING_FEN)
     dead = _Scripted([chess.engine.EngineTerminatedError("killed")])
     with pytest.raises(MatchError, match="the model's engine ended in 'rnbq"):
-        play(dead, opponent([]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
+        play(dead, _opponent([]), chess.Board(), model_is_white=True)  # type: ignore[arg-type]
 
 
 @needs_engine

@@ -10,15 +10,15 @@ import chess.engine
 import pytest
 from conftest import PATIENCE_S
 
-from jax_grpo.data.mates import PACKAGED, make_suite, mating_moves, read_mates
-from jax_grpo.position_files import PositionFileError
+from jax_grpo.data.mates import make_suite, mating_moves
+from jax_grpo.evaluation.mates import PACKAGED_MATES, read_mates
 from jax_grpo.prompts import read_packaged
 
 ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 
 
 def _rows():
-    return [json.loads(line) for line in PACKAGED.read_text().splitlines()]
+    return [json.loads(line) for line in PACKAGED_MATES.read_text().splitlines()]
 
 
 def test_every_packaged_position_has_exactly_one_mating_move():
@@ -49,8 +49,8 @@ def test_the_suite_is_large_even_between_colours_distinct_and_apart_from_trainin
 
 
 def test_the_record_is_of_the_file_that_is_packaged():
-    record = json.loads(PACKAGED.with_suffix(".provenance.json").read_text())
-    assert record["sha256"] == hashlib.sha256(PACKAGED.read_bytes()).hexdigest()
+    record = json.loads(PACKAGED_MATES.with_suffix(".provenance.json").read_text())
+    assert record["sha256"] == hashlib.sha256(PACKAGED_MATES.read_bytes()).hexdigest()
     assert record["positions"] == 600 == len(read_mates())
 
 
@@ -64,26 +64,7 @@ def test_the_suite_is_a_function_of_its_seed():
     made = first(4, 2)
     without = first(4, 1, apart=[chess.Board(made[0]["fen"]).epd()])
     assert made[0] not in without and made[1] in without, "one to stay apart from is left out; processes do not matter"
-    record = json.loads(PACKAGED.with_suffix(".provenance.json").read_text())
+    record = json.loads(PACKAGED_MATES.with_suffix(".provenance.json").read_text())
     with chess.engine.SimpleEngine.popen_uci(str(ENGINE), timeout=PATIENCE_S) as engine:
         if engine.id["name"] == record["engine"]:
             assert [row for row in _rows()[:20] if row in made] == made, "the packaged suite begins with these games"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", r"m.jsonl:1: '\{'; expected \{\"fen\": ..., \"mate\": uci\}"),
-        ("[1]", r"m.jsonl:1: '\[1\]'; expected"),
-        ('{"fen": "8/8/8/8/8/8/8/8 w - - 0 1", "mate": "a1a2"}', r"m.jsonl:1: .*is not a legal position"),
-        (json.dumps({"fen": chess.STARTING_FEN, "mate": "e2e4"}), r"m.jsonl:1: 'e2e4' is not the one mate .*: none"),
-        (
-            json.dumps({"fen": "6k1/5ppp/8/8/8/8/8/R3R1K1 w - - 0 1", "mate": "a1a8"}),
-            r"m.jsonl:1: 'a1a8' is not the one mate .*moves: a1a8, e1e8",
-        ),
-    ],
-)
-def test_a_bad_row_of_a_suite_is_named(line, message, tmp_path):
-    (tmp_path / "m.jsonl").write_text(line + "\n")
-    with pytest.raises(PositionFileError, match=message):
-        read_mates(tmp_path / "m.jsonl")

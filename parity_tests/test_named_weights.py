@@ -13,11 +13,12 @@ from conftest import TINY, config, tiny_model
 from jax_grpo import evaluate, export, match, replay, sft, uci
 from jax_grpo.checkpoint import Checkpoints, content_hash
 from jax_grpo.config import check_files
+from jax_grpo.config_files import require_weights
 from jax_grpo.config_loading import ConfigError, load_yaml
 from jax_grpo.config_sections import CheckpointConfig
+from jax_grpo.loading import load_named
 from jax_grpo.memory.programs import run_of
 from jax_grpo.model import GPT2Config
-from jax_grpo.named_weights import find_weights, load_named
 from jax_grpo.player import Player
 from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.trainer import Trainer
@@ -166,7 +167,7 @@ def test_an_unfinished_run_is_told_what_to_do_by_every_command(names, tmp_path):
     (tmp_path / "config.yaml").write_text("")
     message = r"a run that has not exported its weights .* --resume auto"
     with pytest.raises(ConfigError, match=message):
-        find_weights(str(tmp_path))
+        require_weights(str(tmp_path))
     with pytest.raises(SystemExit, match=message):
         uci.main(["--weights", str(tmp_path)])
     with pytest.raises(SystemExit, match=message):

@@ -1,5 +1,6 @@
 """The UCI engine: the protocol, sampling options, and a legal move whatever the model writes."""
 
+import json
 import os
 import random
 import re
@@ -18,14 +19,14 @@ from flax import nnx
 
 import jax_grpo
 from jax_grpo.config_sections import ModelConfig
-from jax_grpo.data.mates import read_mates
+from jax_grpo.evaluation.mates import read_mates
 from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.player import MOVE_TOKENS, MOVES, Player
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sampling import Sampling
 from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.uci import Engine
+from jax_grpo.uci import FALLBACK, Engine
 from jax_grpo.weights import save_hf
 from torch_ref.compare import difference
 
@@ -116,7 +117,7 @@ def test_a_legal_move_is_played_as_written_and_an_illegal_one_replaced_by_the_li
 
 def test_a_model_that_never_writes_a_move_still_plays_legal_ones(wild):
     rng = random.Random(0)
-    fens = [rng.choice(POSITIONS).fen, read_mates()[0].fen, MANY]
+    fens = [rng.choice(POSITIONS).fen, read_mates()[0].position.fen, MANY]
     for board in map(chess.Board, fens):
         choice = wild.choose(board, seed=3)
         assert choice.is_fallback and choice.move in board.legal_moves
@@ -144,7 +145,7 @@ def test_every_half_move_of_a_game_draws_anew(player, monkeypatch):
     generate, drawn = player._generate[SAMPLED], []
 
     def recorded(*arguments):
-        drawn.append(tuple(int(x) for x in (*arguments[4], *arguments[5:])))  # game, seed, half-move
+        drawn.append(tuple(int(x) for x in (*arguments[4], *arguments[5:7])))  # game, seed, half-move
         return generate(*arguments)
 
     monkeypatch.setitem(player._generate, SAMPLED, recorded)
@@ -286,10 +287,10 @@ def test_options_change_the_sampling_and_bad_values_are_refused(player):
 
 def test_fallbacks_are_counted_and_told(wild):
     out = _session(wild, "position startpos\ngo\nposition startpos moves e2e4\ngo")
-    told = [line for line in out if line.startswith("info string fallback")]
-    assert re.match(
-        r"info string fallback 2 of 2: the model wrote '.*'; \w+ is its likeliest legal move, log-prob", told[1]
-    )
+    told = [json.loads(line.partition(FALLBACK)[2]) for line in out if line.startswith(f"info string {FALLBACK}")]
+    assert [(fallback["fallbacks"], fallback["moves"]) for fallback in told] == [(1, 1), (2, 2)]
+    assert [fallback["played"] for fallback in told] == _best(out) and all(fallback["logp"] < 0 for fallback in told)
+    assert not {fallback["written"] for fallback in told} & set(_best(out))
     assert out[-1] == "info string 2 moves, of which 2 fallbacks"
 
 

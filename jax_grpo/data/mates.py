@@ -4,21 +4,16 @@ At most one position of a game, half with White to move, none that is in the set
 functions of (seed, game number). Knows nothing of models.
 """
 
-import json
 import random
 from collections.abc import Container, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import chess
 import chess.engine
 
 from jax_grpo.data.selfplay import in_processes, sparse_start
-from jax_grpo.position_files import PositionFileError, numbered_lines
-from jax_grpo.rookworld_rows import check_fen
 from jax_grpo.splits import position_key
 
-PACKAGED = Path(__file__).parent.parent / "assets" / "positions" / "mate_in_one.jsonl"
 MAX_PLIES = 160
 GAMES_A_BATCH = 8
 
@@ -100,29 +95,3 @@ def make_suite(
                 yield Mate(**row)
         if not any(left.values()):
             return
-
-
-def read_mates(path: Path = PACKAGED) -> list[Mate]:
-    """Positions of a JSONL file of `{"fen": ..., "mate": uci}`; the packaged suite when none is given.
-
-    Raises:
-        PositionFileError: names the line; for a missing file, a bad FEN, or a move that is not the one mate.
-    """
-    if not path.is_file():
-        raise PositionFileError(f"{path}: no such file; expected JSONL lines of fen and mate")
-    mates = []
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-            mate = Mate(row["fen"], row["mate"])
-            found = mating_moves(check_fen(mate.fen))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PositionFileError(
-                f'{where}: {line[:80]!r}; expected {{"fen": ..., "mate": uci}} ({error})'
-            ) from error
-        if found != [mate.mate]:
-            told = ", ".join(found) or "none"
-            raise PositionFileError(f"{where}: {mate.mate!r} is not the one mate in {mate.fen!r}; mating moves: {told}")
-        mates.append(mate)
-    return mates

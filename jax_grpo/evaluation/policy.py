@@ -10,27 +10,23 @@ from jax_grpo.config_sections import TaskConfig
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.environment import plain_number
-from jax_grpo.tasks.policy import CANDIDATES, Answer, PolicyTask, after_move, legal_moves, parse_full, win_probability
+from jax_grpo.tasks.policy import (
+    CANDIDATES,
+    Answer,
+    PolicyTask,
+    legal_moves,
+    move_values,
+    parse_answer,
+    win_probability,
+)
 
 STYLES = ("full", "best_move")  # the whole row after `M:`; one move after `B:`
 PAWNS_CAP = 10.0  # evaluations beyond +-10 pawns count as 10: a mate would outweigh every other move in a mean
 
 
 def policy_task(style: str) -> PolicyTask:
-    """The task of a prompt style, without an engine: labels are brought by `labelled`."""
+    """The task of a prompt style, without an engine: positions that need labels come with them (`tasks.policy.labelled`)."""
     return PolicyTask(TaskConfig.model_validate({"prompt_style": style}))
-
-
-def labelled(positions: Sequence[Position], engine: EnginePool | None) -> list[Position]:
-    """The positions; those without labels get the engine's, when there is one."""
-    if engine is None:
-        return list(positions)
-    missing = sorted({p.fen for p in positions if not p.moves})
-    found = dict(zip(missing, engine.analyse(missing), strict=True))
-    return [
-        p if p.moves else Position(p.fen, p.history, found[p.fen].moves, found[p.fen].evaluations, p.best)
-        for p in positions
-    ]
 
 
 def policy_rows(
@@ -40,7 +36,7 @@ def policy_rows(
 
     Args:
         style: `full` or `best_move`.
-        positions: see `labelled`.
+        positions: see `policy_task`.
         completions: stop-truncated.
         engine: analyses moves without a label; None: those are not scored.
 
@@ -54,18 +50,17 @@ def policy_rows(
     """
     task = policy_task(style)
     components = task.score([task.prompt(position, 0) for position in positions], completions)
-    answers = [parse_full(text) if style == "full" else Answer([], [], text.strip(), True) for text in completions]
-    costs = _evaluations(positions, [answer.best for answer in answers], engine)
+    answers = [parse_answer(style, text) for text in completions]
+    values = move_values(positions, [answer.best for answer in answers], engine)
     published = any(position.best for position in positions)
     rows = []
-    for i, (position, answer, pawns) in enumerate(zip(positions, answers, costs, strict=True)):
-        whole = components["structure"][i] == 1 if style == "full" else True
-        labels = bool(position.moves)
+    for i, (position, answer, pawns) in enumerate(zip(positions, answers, values, strict=True)):
+        full_marks = {name: bool(scores[i] == 1) for name, scores in components.items()}
         row: dict[str, Any] = {
-            "format": bool(whole and components["parseable"][i] == 1 and components["malformed"][i] == 0),
-            "legal": answer.best in legal_moves(position.fen),
-            "best_move": answer.best == position.moves[0] if labels else None,
-            "top_five": answer.best in position.moves[:CANDIDATES] if labels else None,
+            "format": full_marks["parseable"] and full_marks.get("structure", True) and not full_marks["malformed"],
+            "legal": full_marks["legal"],
+            "best_move": full_marks["best_move"] if position.moves else None,
+            "top_five": answer.best in position.moves[:CANDIDATES] if position.moves else None,
         }
         row |= _loss(position, pawns)
         if style == "full":
@@ -74,22 +69,6 @@ def policy_rows(
             row["published_best"] = answer.best == position.best if position.best else None
         rows.append(row)
     return rows
-
-
-def _evaluations(positions: Sequence[Position], moves: Sequence[str], engine: EnginePool | None) -> list[float | None]:
-    """Pawns, for the mover, of each move: its label, else the engine's analysis of the position after it, else None."""
-    after = {
-        i: after_move(position.fen, move)
-        for i, (position, move) in enumerate(zip(positions, moves, strict=True))
-        if engine is not None and move not in position.moves and move in legal_moves(position.fen)
-    }
-    wanted = sorted(set(after.values()))
-    found = dict(zip(wanted, engine.analyse(wanted), strict=True)) if engine is not None else {}
-    out: list[float | None] = []
-    for i, (position, move) in enumerate(zip(positions, moves, strict=True)):
-        labels = dict(zip(position.moves, position.evaluations, strict=True))
-        out.append(-found[after[i]].score if i in after else labels.get(move))
-    return out
 
 
 def _loss(position: Position, pawns: float | None) -> dict[str, Any]:

@@ -6,13 +6,14 @@ always judged on the true board. Knows nothing of generation.
 
 import dataclasses
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import chess
+import chess.pgn
 
 from jax_grpo.evaluation.generation import Complete, Tick
-from jax_grpo.evaluation.intervals import Estimate, bootstrap_mean, proportion
+from jax_grpo.evaluation.statistics import Estimate, bootstrap_mean, proportion
+from jax_grpo.rookworld_rows import legal_uci
 from jax_grpo.tasks.base import Position, Prompt
 from jax_grpo.tasks.environment import next_state, state_prompt
 from jax_grpo.tasks.policy import PolicyTask
@@ -55,13 +56,13 @@ class Game:
 
 def openings(games: int, seed: int) -> list[Game]:
     """Games about to begin: the first from the start position, the others after `OPENING` random half-moves."""
-    made = []
+    begun = []
     for number in range(games):
         rng, board = random.Random(f"{seed}/{number}"), chess.Board()
         for _ in range(OPENING if number else 0):
             board.push(rng.choice(sorted(board.legal_moves, key=chess.Move.uci)))
-        made.append(Game(board, board.fen(), len(board.move_stack)))
-    return made
+        begun.append(Game(board, board.fen(), len(board.move_stack)))
+    return begun
 
 
 def play(
@@ -87,32 +88,28 @@ def play(
         if not live:
             return
         prompts = [policy.prompt(Position(games[number].state), 0) for number in live]
-        moved: list[tuple[int, str, str]] = []
+        questions: dict[int, Prompt] = {}  # of the games whose move was legal
+        truths: list[str] = []
         for number, text in zip(live, choose(prompts, numbers=live, step=step), strict=True):
             game, uci = games[number], text.strip()
-            if uci not in {move.uci() for move in game.board.legal_moves}:
+            if uci not in legal_uci(game.board):
                 game.ended, game.last_text = "illegal_move", text
                 continue
-            move = chess.Move.from_uci(uci)
-            moved.append((number, _question(game, uci), next_state(game.board, move)))
+            move, history = chess.Move.from_uci(uci), [past.uci() for past in game.board.move_stack]
+            questions[number] = Prompt(state_prompt(game.state, uci, history), 0)
+            truths.append(next_state(game.board, move))
             game.board.push(move)
             game.legal += 1
-        if simulate is None:
-            answers = [answer for _, _, answer in moved]
-        else:
-            asked = [Prompt(question, 0) for _, question, _ in moved]
+        answers = truths
+        if simulate is not None:
             # Numbers beyond the games': with a game's own, a state would be drawn with the random numbers of the move before it.
-            answers = simulate(asked, numbers=[len(games) + number for number, _, _ in moved], step=step)
-        for (number, _, truth), answer in zip(moved, answers, strict=True):
+            numbers = [len(games) + number for number in questions]
+            answers = simulate(list(questions.values()), numbers=numbers, step=step)
+        for number, truth, answer in zip(questions, truths, answers, strict=True):
             _continue(games[number], truth, answer)
         tick(step + 1)
     for game in games:
         game.ended = game.ended or "length"
-
-
-def _question(game: Game, uci: str) -> str:
-    """The environment prompt about the state that the model was shown."""
-    return state_prompt(game.state, uci, [move.uci() for move in game.board.move_stack])
 
 
 def _continue(game: Game, truth: str, answer: str) -> None:
@@ -167,6 +164,26 @@ def _attempts(game: Game, color: chess.Color) -> list[bool]:
     return [*legal, False] if game.ended == "illegal_move" and game.board.turn == color else legal
 
 
-def games_record(games: Sequence[Game]) -> dict[str, Any]:
-    """JSON of the games' lengths and ends."""
-    return {"half_moves": [game.legal for game in games], "ended": [game.ended for game in games]}
+def pgn(games_of: Mapping[str, Sequence[Game]], name: str) -> str:
+    """The games of each set, one PGN after another, which any chess program opens; each says how it ended.
+
+    Args:
+        games_of: by set, such as `model environment, greedy`.
+        name: of the model, on both sides.
+    """
+    texts = [str(_pgn(game, i, event, name)) for event, games in games_of.items() for i, game in enumerate(games, 1)]
+    return "\n\n".join(texts) + ("\n" if games_of else "")
+
+
+def _pgn(game: Game, number: int, event: str, name: str) -> chess.pgn.Game:
+    # Without the engine's clock and date: the same weights and seed give the same file.
+    out, ended = chess.pgn.Game.from_board(game.board), game.ended or "length"
+    headers = {"Event": f"Self-play, {event}", "Site": "jax_grpo", "Date": "????.??.??", "Round": str(number)}
+    out.headers.update(headers | {"White": name, "Black": name, "Termination": ENDS[ended]})
+    end = out.end()
+    if ended not in ("checkmate", "draw", "length"):
+        end.comment = f"{ENDS[ended]}: {' '.join(game.last_text.split())!r}".replace("}", ")")
+    nodes = list(out.mainline())
+    if game.opening and (last := nodes[game.opening - 1]) is not end:
+        last.comment = "the model's first move follows"
+    return out

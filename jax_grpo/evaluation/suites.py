@@ -4,30 +4,25 @@ The generators are passed in, so that another implementation of the same model c
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task, is_legal_move
+from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task
 from jax_grpo.evaluation.generation import Complete, Generator
-from jax_grpo.evaluation.intervals import Estimate, summarise
 from jax_grpo.evaluation.mates import Mate, mate_rows
-from jax_grpo.evaluation.policy import STYLES, labelled, policy_rows, policy_task
+from jax_grpo.evaluation.policy import STYLES, policy_rows, policy_task
 from jax_grpo.evaluation.selfplay import Game, openings, play, selfplay_estimates
+from jax_grpo.evaluation.statistics import Estimate, summarise
 from jax_grpo.loading import Policy
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EnginePool
-from jax_grpo.tasks.policy import parse_full
+from jax_grpo.tasks.policy import labelled, parse_answer
+from jax_grpo.tasks.stop import environment_stop, policy_stop
 
 MODES = ("greedy", "sampled")
-SUITE_NAMES = ("policy", "environment", "mates", "selfplay")
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
 BeginPart = Callable[[str, int], Callable[[int], None]]  # (what, total) -> tick(done); see progress.Steps
-
-
-class Ask(Protocol):
-    """A generator of a kind of answer (`full`, `best_move`, `environment`) in a mode."""
-
-    def __call__(self, kind: str, mode: str) -> Complete: ...
+Ask = Callable[[str, str], Complete]  # (kind of answer, a key of CAPS; mode) -> generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +60,11 @@ class Results:
 
 def our_generators(policy: Policy, temperature: float, seed: int) -> Ask:
     """Generators by our own rollout, each compiled when first asked for."""
-    tasks = {"full": policy_task("full"), "best_move": policy_task("best_move"), "environment": environment_task()}
-    made: dict[tuple[str, str], Generator] = {}
+    stop_rules = {"full": policy_stop(), "best_move": policy_stop(), "environment": environment_stop()}
 
+    @functools.cache
     def ask(kind: str, mode: str) -> Complete:
-        if (kind, mode) not in made:
-            heat = {"greedy": 0.0, "sampled": temperature}[mode]
-            made[kind, mode] = Generator(policy, tasks[kind].stop_rule, CAPS[kind], heat, seed)
-        return made[kind, mode]
+        return Generator(policy, stop_rules[kind], CAPS[kind], {"greedy": 0.0, "sampled": temperature}[mode], seed)
 
     return ask
 
@@ -89,23 +81,29 @@ def _sides(positions: Sequence[Position]) -> dict[str, list[bool]]:
     return {name: [f" {letter} " in p.fen for p in positions] for name, letter in {"white": "w", "black": "b"}.items()}
 
 
-def _policy(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
-    positions = labelled(data.positions, data.engine)
+def _moves(
+    ask: Ask, suite: str, positions: Sequence[Position], steps: BeginPart
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Style, mode and completions: what the model answers in each position, asked in every style and mode."""
     for style in STYLES:
         task = policy_task(style)
         prompts = [task.prompt(position, 0) for position in positions]
         for mode in MODES:
-            tick = steps(f"policy, {style}, {mode}", len(prompts))
-            completions = ask(style, mode)(prompts, tick=tick)
-            rows = policy_rows(style, positions, completions, data.engine)
-            results.add(f"policy/{style}/{mode}", summarise(rows, _sides(positions)))
-            if (style, mode) == ("best_move", "greedy"):
-                results.moves = {p.fen: text.strip() for p, text in zip(positions, completions, strict=True)}
+            yield style, mode, ask(style, mode)(prompts, tick=steps(f"{suite}, {style}, {mode}", len(prompts)))
+
+
+def _policy(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    positions = labelled(data.positions, data.engine)
+    for style, mode, completions in _moves(ask, "policy", positions, steps):
+        rows = policy_rows(style, positions, completions, data.engine)
+        results.add(f"policy/{style}/{mode}", summarise(rows, _sides(positions)))
+        if (style, mode) == ("best_move", "greedy"):
+            results.moves = {p.fen: text.strip() for p, text in zip(positions, completions, strict=True)}
 
 
 def _environment(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     prompts = environment_prompts(environment_task(), data.positions)
-    legal = [is_legal_move(prompt) for prompt in prompts]
+    legal = [(prompt.answer or "").endswith("+0") for prompt in prompts]  # the last field, `truncated`
     groups = _sides(data.positions) | {"legal_moves": legal, "illegal_moves": [not each for each in legal]}
     for mode in MODES:
         completions = ask("environment", mode)(prompts, tick=steps(f"environment, {mode}", len(prompts)))
@@ -114,13 +112,9 @@ def _environment(ask: Ask, data: Data, steps: BeginPart, results: Results) -> No
 
 def _mates(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     positions = [mate.position for mate in data.mates]
-    for style in STYLES:
-        task = policy_task(style)
-        prompts = [task.prompt(position, 0) for position in positions]
-        for mode in MODES:
-            completions = ask(style, mode)(prompts, tick=steps(f"mates, {style}, {mode}", len(prompts)))
-            moves = [parse_full(text).best if style == "full" else text.strip() for text in completions]
-            results.add(f"mates/{style}/{mode}", summarise(mate_rows(data.mates, moves), _sides(positions)))
+    for style, mode, completions in _moves(ask, "mates", positions, steps):
+        moves = [parse_answer(style, text).best for text in completions]
+        results.add(f"mates/{style}/{mode}", summarise(mate_rows(data.mates, moves), _sides(positions)))
 
 
 def _selfplay(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
@@ -135,9 +129,4 @@ def _selfplay(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
             results.games[f"{part}/{mode}"] = games
 
 
-SUITES: dict[str, Any] = {
-    "policy": _policy,
-    "environment": _environment,
-    "mates": _mates,
-    "selfplay": _selfplay,
-}
+SUITES = {"policy": _policy, "environment": _environment, "mates": _mates, "selfplay": _selfplay}

@@ -1,0 +1,150 @@
+"""Estimates with 95 % intervals: of shares, means and their differences, and of a match's Elo difference.
+
+Sums are exact (`math.fsum`), so that no number depends on the order of the rows. Knows nothing of chess.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CONFIDENCE = 0.95
+Z = 1.959963984540054  # 97.5 % quantile of the standard normal distribution: two-sided 95 %
+RESAMPLES = 2000  # of the bootstrap
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A number, its 95 % interval, from how many observations, and the interval's method. Null where nothing was observed."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    count: int
+    method: str
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Wilson's score interval (1927) of a share of n observations: within [0, 1], and not empty at a share of 0 or 1.
+
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n).
+    """
+    centre = share + Z * Z / (2 * n)
+    half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
+    scale = 1 + Z * Z / n
+    # exact at both ends, where rounding would leave 1e-17
+    return 0.0 if share == 0 else (centre - half) / scale, 1.0 if share == 1 else (centre + half) / scale
+
+
+def proportion(outcomes: Sequence[bool]) -> Estimate:
+    """Share of true outcomes, with Wilson's interval."""
+    n = len(outcomes)
+    if n == 0:
+        return Estimate(None, None, None, 0, "wilson")
+    share = sum(outcomes) / n
+    return Estimate(share, *wilson(share, n), n, "wilson")
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """Mean +- z s / sqrt(n), s with ddof 1; the interval is null for a single value."""
+    n = len(values)
+    if n == 0:
+        return Estimate(None, None, None, 0, "normal")
+    centre = math.fsum(values) / n
+    if n == 1:
+        return Estimate(centre, None, None, 1, "normal")
+    variance = math.fsum((value - centre) ** 2 for value in values) / (n - 1)
+    half = Z * math.sqrt(variance / n)
+    return Estimate(centre, centre - half, centre + half, n, "normal")
+
+
+def bootstrap_mean(values: Sequence[float], seed: int) -> Estimate:
+    """Mean with the percentile bootstrap (Efron 1979) of `RESAMPLES` resamples: for few, skewed values.
+
+    Values are sorted first: the same values in any order give the same interval.
+    """
+    n = len(values)
+    if n == 0:
+        return Estimate(None, None, None, 0, "bootstrap")
+    ordered_N = np.sort(np.asarray(values, np.float64))
+    rows_RN = np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
+    low, high = np.quantile(ordered_N[rows_RN].mean(-1), [0.025, 0.975])
+    return Estimate(math.fsum(values) / n, float(low), float(high), n, "bootstrap")
+
+
+def difference(before: Estimate, after: Estimate) -> Estimate | None:
+    """after - before of two independent estimates, squaring and adding their half-widths; None where either lacks an interval.
+
+    Newcombe 1998, method 10, for proportions; Zou and Donner 2008 (MOVER) for the others. On the same prompts the two are
+    positively correlated, so the interval is wider than it need be.
+    """
+    if before.value is None or before.low is None or before.high is None:
+        return None
+    if after.value is None or after.low is None or after.high is None:
+        return None
+    change = after.value - before.value
+    down = math.hypot(after.value - after.low, before.high - before.value)
+    up = math.hypot(after.high - after.value, before.value - before.low)
+    return Estimate(change, change - down, change + up, min(before.count, after.count), "square and add")
+
+
+def summarise(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[bool]]) -> dict[str, Estimate]:
+    """`group/name` estimates of the columns of `rows`: proportions of booleans, means of numbers.
+
+    Args:
+        rows: one a prompt, all with the same names; None: not measured on this prompt, and not counted.
+        groups: which rows each group has; `all` is added. A group without rows gives estimates without a value.
+    """
+    names = list(rows[0]) if rows else []
+    kinds = {name: mean if any(isinstance(row[name], float) for row in rows) else proportion for name in names}
+    out = {}
+    for group, members in {"all": [True] * len(rows), **groups}.items():
+        inside = [row for row, member in zip(rows, members, strict=True) if member]
+        for name in names:
+            out[f"{group}/{name}"] = kinds[name]([row[name] for row in inside if row[name] is not None])
+    return out
+
+
+class EloEstimate(NamedTuple):
+    """Score in [0, 1] and Elo difference, each with its 95 % interval; None: without bound.
+
+    A score of 0 or 1 has no Elo difference: only a one-sided bound, which is exact for decided games.
+    """
+
+    score: float
+    score_interval: tuple[float, float]
+    elo: float | None
+    elo_interval: tuple[float | None, float | None]
+
+    def __str__(self) -> str:
+        """`Elo difference -120 (95 % interval -310 to +40)`, or the one-sided bound."""
+        low, high = self.elo_interval
+        if self.elo is not None and low is not None and high is not None:
+            return f"Elo difference {self.elo:+.0f} (95 % interval {low:+.0f} to {high:+.0f})"
+        if high is not None:
+            return f"Elo difference below {high:+.0f} (no point scored; one-sided 95 % bound)"
+        return f"Elo difference above {low:+.0f} (every point scored; one-sided 95 % bound)"
+
+
+def elo_difference(score: float) -> float | None:
+    """-400 log10(1 / score - 1), the logistic model (Elo 1978); None for 0 and 1."""
+    return -400 * math.log10(1 / score - 1) if 0 < score < 1 else None
+
+
+def elo_estimate(wins: int, draws: int, losses: int) -> EloEstimate:
+    """Wilson's interval, taking every game as decided: draws only make the truth narrower.
+
+    With a score of 0 or 1 the bound is the share p at which such a match still has a chance of 5 %: p^n = 0.05.
+
+    Raises:
+        ValueError: no games.
+    """
+    games = wins + draws + losses
+    if games == 0:
+        raise ValueError("no games to estimate from")
+    score = (wins + draws / 2) / games
+    one_sided = (1 - CONFIDENCE) ** (1 / games)
+    low, high = {0.0: (0.0, 1 - one_sided), 1.0: (one_sided, 1.0)}.get(score) or wilson(score, games)
+    return EloEstimate(score, (low, high), elo_difference(score), (elo_difference(low), elo_difference(high)))
