@@ -5,6 +5,7 @@ over tokens whose weights are fixed for the whole optimiser batch, so any cut in
 Knows nothing of text, rewards or files.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -122,12 +123,13 @@ def make_gradient(graphdef, config: Config):
         dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
         terms = token_terms(batch, beta, config, dtype)
         scalars = {"beta": terms.beta, "bonus": terms.bonus}  # alike in every micro-batch
-        micro_batches = cut((batch.tokens, terms.replace(beta=None, bonus=None)), config.update.parts)
+        rows = dataclasses.replace(terms, beta=None, bonus=None)
+        micro_batches = cut((batch.tokens, rows), config.update.parts)
 
         def add(total, micro_batch):
             tokens, rows = micro_batch
             loss_and_gradient = jax.value_and_grad(micro_batch_loss, has_aux=True)
-            (loss, aux), grads = loss_and_gradient(params, tokens, rows.replace(**scalars))
+            (loss, aux), grads = loss_and_gradient(params, tokens, dataclasses.replace(rows, **scalars))
             return jax.tree.map(jnp.add, total, (loss, grads)), aux
 
         start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))

@@ -58,7 +58,7 @@ def caches_end_with_their_file(request):
     for value in vars(request.module).values():
         if getattr(value, "__module__", None) == request.module.__name__ and hasattr(value, "cache_clear"):
             value.cache_clear()
-    if resident_memory.counted() and resident_memory.resident("VmRSS") > AMPLE_BYTES:
+    if memory.counts_pages() and memory.resident() > AMPLE_BYTES:
         release()
 
 

@@ -163,7 +163,8 @@ def weights(problem: Problem) -> dict[str, np.ndarray]:
     rng, width = np.random.default_rng(1), problem.width
     # Widths in and out.
     linear = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
-    shapes = {"wte.weight": (problem.vocabulary, width), "wpe.weight": (problem.positions, width)}
+    embeddings = {"wte": problem.vocabulary, "wpe": problem.positions}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, width) for name, rows in embeddings.items()}
     for layer in range(problem.layers):
         for name, (ins, outs) in linear.items():
             shapes[f"h.{layer}.{name}.weight"] = (ins * width, outs * width)
