@@ -6,10 +6,11 @@ A folder that cannot be written, or a damaged file, costs finding the value agai
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from jax_grpo.whole_files import written_whole
 
 
 class Remembered:
@@ -35,10 +36,8 @@ class Remembered:
 
     def keep(self, value: Any) -> None:
         """Remembers it, if that can be written."""
-        if self._path is None:
-            return
-        working = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            working.write_text(json.dumps(value), encoding="utf-8")
-            os.replace(working, self._path)
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with written_whole(self._path) as working:
+                    working.write_text(json.dumps(value), encoding="utf-8")
