@@ -6,6 +6,8 @@ Stages run one after another, each with its own mixture of rows (`jax_grpo.sft_r
 folder of weights, `sft.jsonl` (loss by step) and `provenance.json`. This is how the packaged small model was made.
 """
 
+import argparse
+import itertools
 import json
 import random
 import sys
@@ -20,7 +22,6 @@ import numpy as np
 import optax
 import pydantic
 from flax import nnx
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jax_grpo.config import ConfigError, load_yaml
 from jax_grpo.config_sections import ModelConfig
@@ -28,6 +29,7 @@ from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.loading import load_policy
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.optimiser import decays
+from jax_grpo.progress import progress_bar
 from jax_grpo.prompts import read_packaged
 from jax_grpo.sft_rows import KINDS, Row, rows
 from jax_grpo.system.compilation import training_options
@@ -36,6 +38,7 @@ from jax_grpo.weights import save_hf
 
 LENGTH_MULTIPLE = 32  # batches are padded to a multiple, so that only a few shapes are compiled
 CHUNK_BATCHES = 16  # rows are sorted by length within this many batches
+LOG_EVERY = 20  # steps between lines of `sft.jsonl`
 
 
 class Stage(pydantic.BaseModel):
@@ -74,6 +77,10 @@ class SFTConfig(pydantic.BaseModel):
     warmup_steps: int = 100
     weight_decay: float = 0.01
     compute_dtype: str = "float32"
+
+    def steps(self, stage: Stage) -> int:
+        """Updates of a stage."""
+        return max(stage.rows // self.batch_size, 1)
 
 
 def batches(
@@ -131,7 +138,7 @@ def make_optimiser(config: SFTConfig) -> optax.GradientTransformation:
 
     Weights and embeddings alone decay, as in GRPO's updates.
     """
-    steps = [max(stage.rows // config.batch_size, 1) for stage in config.stages]
+    steps = [config.steps(stage) for stage in config.stages]
     warmups = [min(config.warmup_steps, n // 2) for n in steps]
     schedules = [
         optax.warmup_cosine_decay_schedule(0.0, stage.learning_rate, warmup, n, stage.learning_rate * 0.1)
@@ -147,21 +154,7 @@ def make_optimiser(config: SFTConfig) -> optax.GradientTransformation:
 def train(config: SFTConfig) -> Path:
     """Runs every stage and returns the folder of the trained weights."""
     tokenizer = Tokenizer.load(config.tokenizer)
-    dtype = jnp.dtype(config.compute_dtype)
-    if config.weights is None:
-        architecture = GPT2Config(
-            tokenizer.vocab_size,
-            config.num_layers,
-            config.num_heads,
-            config.hidden_size,
-            config.max_position_embeddings,
-        )
-        model = GPT2(architecture, rngs=nnx.Rngs(config.seed), compute_dtype=dtype)
-        graphdef, params = nnx.split(model, nnx.Param)
-    else:
-        described = {"weights": config.weights, "tokenizer": config.tokenizer, "compute_dtype": config.compute_dtype}
-        architecture, _, graphdef, params = load_policy(ModelConfig.model_validate(described), config.seed, context=1)
-
+    architecture, graphdef, params = _initial(config, tokenizer)
     optimiser = make_optimiser(config)
     opt_state = optimiser.init(params)
     step = make_step(graphdef, optimiser, architecture.vocab_size)
@@ -171,28 +164,17 @@ def train(config: SFTConfig) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     started = time.time()
     done = 0
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with (out / "sft.jsonl").open("w") as log, Progress(*columns, disable=not sys.stdout.isatty()) as progress:
+    with (out / "sft.jsonl").open("w") as log, progress_bar() as progress:
         for number, stage in enumerate(config.stages):
-            bar = progress.add_task(f"stage {number}", total=stage.rows // config.batch_size)
-            stream = batches(
-                rows(stage.mixture, positions, rng),
-                tokenizer,
-                config.batch_size,
-                architecture.max_position_embeddings,
-                rng,
-            )
-            for _ in range(max(stage.rows // config.batch_size, 1)):
-                params, opt_state, loss = step(params, opt_state, *next(stream))
+            steps = config.steps(stage)
+            bar = progress.add_task(f"stage {number}", total=steps)
+            source = rows(stage.mixture, positions, rng)
+            stream = batches(source, tokenizer, config.batch_size, architecture.max_position_embeddings, rng)
+            for batch in itertools.islice(stream, steps):
+                params, opt_state, loss = step(params, opt_state, *batch)
                 done += 1
                 progress.update(bar, advance=1)
-                if done % 20 == 0:
+                if done % LOG_EVERY == 0:
                     rate = done * config.batch_size / (time.time() - started)
                     record = {
                         "step": done,
@@ -218,9 +200,19 @@ def train(config: SFTConfig) -> Path:
     return final
 
 
-def main(argv: list[str] | None = None) -> None:
-    import argparse
+def _initial(config: SFTConfig, tokenizer: Tokenizer) -> tuple[GPT2Config, Any, Any]:
+    """Sizes, graph and params of the config's weights, or of a new model."""
+    if config.weights is not None:
+        described = {"weights": config.weights, "tokenizer": config.tokenizer, "compute_dtype": config.compute_dtype}
+        architecture, _, graphdef, params = load_policy(ModelConfig.model_validate(described), config.seed, context=1)
+        return architecture, graphdef, params
+    sizes = (config.num_layers, config.num_heads, config.hidden_size, config.max_position_embeddings)
+    architecture = GPT2Config(tokenizer.vocab_size, *sizes)
+    model = GPT2(architecture, rngs=nnx.Rngs(config.seed), compute_dtype=jnp.dtype(config.compute_dtype))
+    return architecture, *nnx.split(model, nnx.Param)
 
+
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.sft", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
     args, overrides = parser.parse_known_args(argv)
