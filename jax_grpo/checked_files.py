@@ -1,13 +1,12 @@
-"""A position file is checked once: its checked positions are kept by the hash of its bytes, and taken from there the next time.
+"""A position file is checked once: its checked positions are stored by the hash of its bytes, and taken from there the next time.
 
-Every row of a file is checked by the rules of chess (`position_files`), a fifth of a millisecond each: a million take minutes. What
-is kept lies in the cache folder, never beside the file; a folder that cannot be written or a damaged file in it costs the check,
+Every row of a file is checked by the rules of chess (`position_files`), a fifth of a millisecond each: a million take minutes. The
+store is in the cache folder, never beside the file; a folder that cannot be written or a damaged file in it costs the check,
 nothing else. The shipped positions are vouched for by the hashes in their `provenance.json`.
 """
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -17,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jax_grpo.position_files import PositionFileError, open_positions
-from jax_grpo.position_table import KEY, SCHEMA, PositionTable, to_columns
+from jax_grpo.position_table import KEY, SCHEMA, PositionTable, read_parquet, to_columns
+from jax_grpo.whole_files import file_hash, written_whole
 
 PACKAGED = Path(__file__).parent / "assets" / "positions"
 CHECKER = 1  # raised when `position_files` accepts other rows than before, or reads them otherwise
-LARGEST = 2 * 10**9  # bytes that are kept; beyond them what was used longest ago goes
+LARGEST = 2 * 10**9  # bytes stored; beyond them what was used longest ago goes
 
 
 def packaged_table(split: str) -> PositionTable:
@@ -30,7 +30,7 @@ def packaged_table(split: str) -> PositionTable:
     content = file_hash(path)
     if content != shipped()[split]:
         return checked_table(path, "parquet", None)
-    stored = _read(path)
+    stored = read_parquet(path)
     columns = {  # evaluations stay float32: a cast would import `pyarrow.compute`
         field.name: stored[field.name] if field.name in stored.column_names else pa.nulls(len(stored), field.type)
         for field in SCHEMA
@@ -50,7 +50,7 @@ def checked_table(path: Path, file_format: str, cache: Path | None, *, allow_emp
     Args:
         path: the file.
         file_format: a key of `position_files.READERS`, or `auto`.
-        cache: folder of what was checked before; None: the file is checked, and nothing kept.
+        cache: folder of what was checked before; None: the file is checked, and nothing stored.
         allow_empty: a file without positions is no error.
 
     Raises:
@@ -59,55 +59,36 @@ def checked_table(path: Path, file_format: str, cache: Path | None, *, allow_emp
     kind, positions = open_positions(path, file_format)
     content = file_hash(path)
     # python-chess decides what is legal, so another version may decide otherwise
-    kept = cache and cache / f"{content}-{kind}-{CHECKER}-{chess.__version__}.parquet"
-    table = _kept(kept) if kept else None
+    stored = cache and cache / f"{content}-{kind}-{CHECKER}-{chess.__version__}.parquet"
+    table = _load(stored) if stored else None
     if table is None:
         table = to_columns(positions)
-        if kept:
-            _keep(table, kept)
+        if stored:
+            _store(table, stored)
     if not table.num_rows and not allow_empty:
         raise PositionFileError(f"{path}: no positions in it")
     return PositionTable(table, f"sha256:{content}")
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read(path: Path) -> pa.Table:
-    with pq.ParquetFile(path) as file:  # `pq.read_table` would import `pyarrow.dataset`
-        return file.read(use_threads=False)
-
-
-def _kept(path: Path) -> pa.Table | None:
-    """What was kept, if it is there and whole."""
+def _load(path: Path) -> pa.Table | None:
+    """What was stored, if it is there and whole."""
     try:
-        table = _read(path)
+        table = read_parquet(path)
         os.utime(path)  # used now
     except (OSError, pa.ArrowException):
         return None
     return table if table.column_names == [*SCHEMA.names, KEY] else None
 
 
-def _keep(table: pa.Table, path: Path) -> None:
-    """Puts the file in place whole; without room, or rights, nothing is kept."""
-    working = path.with_name(f"{path.name}.{os.getpid()}")
+def _store(table: pa.Table, path: Path) -> None:
+    """Without room, or rights, nothing is stored."""
     with contextlib.suppress(OSError, pa.ArrowException):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with written_whole(path) as working:
             pq.write_table(table, working, compression="zstd")
-            os.replace(working, path)
-        finally:
-            working.unlink(missing_ok=True)
-        _make_room(path)
-
-
-def _make_room(newest: Path) -> None:
-    files = {path: path.stat() for path in newest.parent.glob("*.parquet")}
-    total = sum(stat.st_size for stat in files.values())
-    for path in sorted(files, key=lambda path: files[path].st_mtime):
-        if total > LARGEST and path != newest:
-            total -= files[path].st_size
-            path.unlink(missing_ok=True)
+        files = {file: file.stat() for file in path.parent.glob("*.parquet")}
+        total = sum(stat.st_size for stat in files.values())
+        for file in sorted(files, key=lambda file: files[file].st_mtime):
+            if total > LARGEST and file != path:
+                total -= files[file].st_size
+                file.unlink(missing_ok=True)

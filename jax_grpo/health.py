@@ -2,7 +2,7 @@
 
 A check is a pure function of (training records so far, config, reward weights); `diagnose` runs them all, `HealthLog` feeds it
 iteration by iteration. Too long prompts and rewards that are not numbers need no check: they stop the run (`rollout`,
-`tasks.checked`). Knows nothing of models, tasks or how the numbers were made.
+`tasks.base`). Knows nothing of models, tasks or how the numbers were made.
 """
 
 import json

@@ -6,14 +6,15 @@ Knows neither where positions come from nor which are whose.
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from pathlib import Path
+from typing import TypeVar, overload
 
 import chess
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from jax_grpo.splits import digest, position_key
-from jax_grpo.tasks.base import Position
+from jax_grpo.position import Position, digest, position_key
 
 ROWS_AT_ONCE = 1024  # as Python objects: a whole file at once would stay in the process's peak
 MOVES = pa.list_(pa.string())
@@ -28,7 +29,8 @@ SCHEMA = pa.schema(
         ("next_state", pa.string()),
     ]
 )
-KEY = "key"  # `splits.digest` of the position, where it is known
+KEY = "key"  # `digest` of the position, where it is known
+Item = TypeVar("Item")
 
 
 class PositionTable(Sequence[Position]):
@@ -64,14 +66,14 @@ class PositionTable(Sequence[Position]):
             yield from map(_position, *(column.to_pylist() for column in batch.columns))
 
     def keys(self) -> np.ndarray:
-        """`splits.digest` of each position, uint64."""
+        """`digest` of each position, uint64."""
         if KEY in self._table.column_names:
             return self._table[KEY].to_numpy()
         return np.array([_digest(fen.as_py()) for fen in self._table["fen"]], np.uint64)
 
-    def kept(self, which: np.ndarray, identity: str) -> "PositionTable":
-        """The positions where the mask [len] is true."""
-        return PositionTable(self._table.filter(pa.array(which)), identity, int((~which).sum()))
+    def where(self, mask: np.ndarray, identity: str) -> "PositionTable":
+        """The positions where the mask [len] is true; the others are its source's other split."""
+        return PositionTable(self._table.filter(pa.array(mask)), identity, int((~mask).sum()))
 
     def digest_of_positions(self) -> str:
         """SHA-256 of all positions as text: their identity in checkpoints that were made before it was of the source's bytes."""
@@ -92,8 +94,8 @@ def _digest(fen: str) -> int:
 
 def to_columns(positions: Iterable[Position], *, keyed: bool = True) -> pa.Table:
     """Columns of `SCHEMA`, and of `KEY` if wanted, made a thousand positions at a time."""
-    schema, rows, batches = SCHEMA.append(pa.field(KEY, pa.uint64())) if keyed else SCHEMA, iter(positions), []
-    while part := list(itertools.islice(rows, ROWS_AT_ONCE)):
+    schema, batches = SCHEMA.append(pa.field(KEY, pa.uint64())) if keyed else SCHEMA, []
+    for part in batched(positions, ROWS_AT_ONCE):
         columns: dict[str, list] = {name: [getattr(position, name) for position in part] for name in SCHEMA.names}
         if keyed:
             columns[KEY] = [_digest(position.fen) for position in part]
@@ -101,8 +103,21 @@ def to_columns(positions: Iterable[Position], *, keyed: bool = True) -> pa.Table
     return pa.Table.from_batches(batches, schema)
 
 
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items, the last one shorter (`itertools.batched` of Python 3.12)."""
+    rest = iter(items)
+    while batch := list(itertools.islice(rest, size)):
+        yield batch
+
+
 def joined(tables: Sequence[PositionTable]) -> PositionTable:
     """All positions of the tables, in their order."""
     names = [name for name in (*SCHEMA.names, KEY) if all(name in each._table.column_names for each in tables)]
     identity = hashlib.sha256("\n".join(each.identity for each in tables).encode()).hexdigest()
     return PositionTable(pa.concat_tables([each._table.select(names) for each in tables]), f"files:{identity}")
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """A whole file's table; `pq.read_table` would import `pyarrow.dataset`."""
+    with pq.ParquetFile(path) as file:
+        return file.read(use_threads=False)

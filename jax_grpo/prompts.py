@@ -5,7 +5,6 @@ training and a held-out split. Knows nothing of prompts' texts or models.
 """
 
 import hashlib
-import itertools
 import random
 import zlib
 from collections import Counter
@@ -16,12 +15,11 @@ import numpy as np
 
 from jax_grpo.checked_files import checked_table, packaged_table
 from jax_grpo.config_sections import PromptsConfig
-from jax_grpo.data.reading import read_set
+from jax_grpo.data.sets import read_set
+from jax_grpo.position import FILE_SHARE, SHARES, Position
 from jax_grpo.position_files import PositionFileError
 from jax_grpo.position_table import PositionTable, joined, to_columns
-from jax_grpo.sft_rows import random_positions
-from jax_grpo.splits import FILE_SHARE, SHARES
-from jax_grpo.tasks.base import Position
+from jax_grpo.random_play import random_game
 
 
 def read_packaged(split: str) -> list[Position]:
@@ -35,27 +33,14 @@ def selfplay_positions(games: int, seed: int, split: str = "train") -> list[Posi
     A tenth of all positions is `heldout` by a checksum of the position itself, so that no games of any seeds put one
     position in both splits: games apart are not enough, they all open alike.
     """
-    found: dict[str, Position] = {}
+    positions: dict[str, Position] = {}
     for game in range(games):
-        for board in itertools.takewhile(_first_game(), random_positions(random.Random(f"{seed}/{game}"))):
+        for board in random_game(random.Random(f"{seed}/{game}")):
             key = board.epd()
             side = "heldout" if zlib.crc32(key.encode()) % 10 == 0 else "train"
-            if key not in found and split in (side, "all"):
-                found[key] = Position(board.fen(), tuple(move.uci() for move in board.move_stack[-10:]))
-    return list(found.values())
-
-
-def _first_game():
-    """Predicate that holds until the board returns to the start: `random_positions` goes on with another game."""
-    last = -1
-
-    def same_game(board) -> bool:
-        nonlocal last
-        grows = len(board.move_stack) > last
-        last = len(board.move_stack)
-        return grows
-
-    return same_game
+            if key not in positions and split in (side, "all"):
+                positions[key] = Position.of_board(board)
+    return list(positions.values())
 
 
 def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -> PositionTable:
@@ -89,17 +74,15 @@ def _of_file(table: PositionTable, path: Path, split: str) -> PositionTable:
     if split == "all":
         return table
     heldout = table.keys() % SHARES < round(FILE_SHARE * SHARES)
-    part = table.kept(heldout == (split == "heldout"), f"{split} of {table.identity}")
+    part = table.where(heldout == (split == "heldout"), f"{split} of {table.identity}")
     if len(part):
         return part
-    if split == "heldout":
-        raise PositionFileError(
-            f"{path} has no held-out positions: a hash of a position holds out about one in ten, and none of its {len(table)}. "
-            "Give others as evaluation.source, or set evaluation.positions to 0"
-        )
+    what, how_many, remedy = {
+        "heldout": ("held-out positions", "none", "Give others as evaluation.source, or set evaluation.positions to 0"),
+        "train": ("positions to train on", "all", "Set prompts.split to all, which trains on all of them"),
+    }[split]
     raise PositionFileError(
-        f"{path} has no positions to train on: a hash of a position holds out about one in ten, and all of its {len(table)}. "
-        "Set prompts.split to all, which trains on all of them"
+        f"{path} has no {what}: a hash of a position holds out about one in ten, and {how_many} of its {len(table)}. {remedy}"
     )
 
 

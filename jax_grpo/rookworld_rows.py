@@ -1,4 +1,4 @@
-"""RookWorld's published text rows: `P:` (policy) and `A:` (environment), parsed by field and written in both spacings.
+"""RookWorld's texts, `P:` (policy) and `A:` (environment): prompts, answers and published rows are written and parsed here.
 
 Fields of a policy row are found by their markers, never by column; moves are not sorted by evaluation.
 """
@@ -10,16 +10,35 @@ from typing import Any, NamedTuple
 
 import chess
 
-from jax_grpo.tasks.base import Position
+from jax_grpo.position import HISTORY, MATE_PAWNS, Position
 
 UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
+ORDINARY, CHECKMATE, DRAW, ILLEGAL = 0.001, 1.0, 0.5, -1.0  # rewards of a move in the environment
 _MARKER = re.compile(r"([PMEB]):")
 _PUBLISHED_MATE = 1000.0  # published rows write a mate in n as 1000 - n/100 pawns, `Position` as 100 - n/100
-_MATE = 100.0
 
 
 class RowError(ValueError):
     """A row is not what its task's format says; the message names the field, the value and what was expected."""
+
+
+def policy_prompt(fen: str, field: str) -> str:
+    """`P: <FEN>` and the field that the answer begins with: `M:` asks for the whole row, `B:` for the best move alone."""
+    return f"P: {fen}    {field}"
+
+
+def state_prompt(fen: str, uci: str, before: Sequence[str]) -> str:
+    """`A: <FEN>+<uci>+<history>+`: the history is the last `HISTORY` moves, ending with the move itself."""
+    return _environment_text(fen, uci, [*before[-(HISTORY - 1) :], uci])
+
+
+def _environment_text(fen: str, uci: str, history: Sequence[str]) -> str:
+    return f"A: {fen}+{uci}+{' '.join(history)}+"
+
+
+def state_text(fen: str, reward: float, terminated: bool, truncated: bool) -> str:
+    """The answer to an environment prompt, `<new FEN>+<reward>+<terminated>+<truncated>`."""
+    return f"{fen}+{reward}+{int(terminated)}+{int(truncated)}"
 
 
 class PolicyRow(NamedTuple):
@@ -55,20 +74,24 @@ class EnvironmentRow(NamedTuple):
     terminated: bool
     truncated: bool
 
-    def position(self) -> Position:
-        """The state before the move, with the moves that led to it, the move, and the state after it."""
-        before = self.history[:-1] if self.history[-1:] == (self.move,) else self.history
-        return Position(self.fen, before, move=self.move, next_state=self.next_state)
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The moves that led to the state before the move."""
+        return self.history[:-1] if self.history[-1:] == (self.move,) else self.history
 
     @property
     def next_state(self) -> str:
-        """`<new FEN>+<reward>+<terminated>+<truncated>`."""
-        return f"{self.next_fen}+{self.reward}+{int(self.terminated)}+{int(self.truncated)}"
+        """See `state_text`."""
+        return state_text(self.next_fen, self.reward, self.terminated, self.truncated)
+
+    def position(self) -> Position:
+        """The state before the move, the move, and the state after it."""
+        return Position(self.fen, self.before, move=self.move, next_state=self.next_state)
 
 
 def _rescale_mate(pawns: float) -> float:
     distance = _PUBLISHED_MATE - abs(pawns)
-    return pawns if distance > _MATE else math.copysign(round(_MATE - distance, 2), pawns)
+    return pawns if distance > MATE_PAWNS else math.copysign(round(MATE_PAWNS - distance, 2), pawns)
 
 
 def check_fen(fen: str) -> chess.Board:
@@ -100,6 +123,30 @@ def legal_uci(board: chess.Board) -> set[str]:
     return {move.uci() for move in board.legal_moves}
 
 
+def check_legal(moves: Sequence[str], board: chess.Board, fen: str) -> None:
+    """Raises RowError for the first of the moves that is not legal on the board; `fen` is what the row calls it."""
+    legal = legal_uci(board)
+    for move in moves:
+        if move not in legal:
+            raise RowError(f"move {move!r} is not legal in {fen!r}")
+
+
+def finite(values: Sequence[Any], name: str, expected: str) -> tuple[float, ...]:
+    """The values as numbers.
+
+    Raises:
+        RowError: one is no number, or not finite: a NaN here would become a NaN reward.
+    """
+    shown = repr(" ".join(map(str, values))[:80])
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowError(f"{name} {shown}; expected {expected}") from error
+    if not all(map(math.isfinite, numbers)):
+        raise RowError(f"{name} {shown}; expected finite {expected}")
+    return numbers
+
+
 def parse_policy_row(row: str) -> PolicyRow:
     """Raises RowError for a missing field, a bad FEN, an illegal move or a count that does not match."""
     before, *fields = _MARKER.split(row.strip())
@@ -109,36 +156,15 @@ def parse_policy_row(row: str) -> PolicyRow:
             f"policy row {row[:80]!r}; expected `P: <FEN> M: <moves> E: <evaluations> B: <move>`, "
             f"found the fields {', '.join(names) or 'none'}"
         )
-    fen, moves, numbers, best = (text.split() for text in fields[1::2])
-    board = check_fen(" ".join(fen))
+    position, moves, numbers, best = (text.split() for text in fields[1::2])
+    fen = " ".join(position)
+    board = check_fen(fen)
     if len(moves) != len(numbers) or not moves:
         raise RowError(f"{len(moves)} moves but {len(numbers)} evaluations in {row[:80]!r}; expected as many of each")
     if len(best) != 1:
         raise RowError(f"field B: of {row[:80]!r} is {' '.join(best)!r}; expected one move")
-    legal = legal_uci(board)
-    for move in (*moves, *best):
-        if move not in legal:
-            raise RowError(f"move {move!r} is not legal in {' '.join(fen)!r}")
-    return PolicyRow(" ".join(fen), tuple(moves), finite(numbers, "evaluations", "numbers in pawns"), best[0])
-
-
-def finite(values: Sequence[Any], name: str, expected: str) -> tuple[float, ...]:
-    """The values as numbers.
-
-    Raises:
-        RowError: one is no number, or not finite: a NaN here would become a NaN reward.
-    """
-    try:
-        numbers = tuple(float(value) for value in values)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RowError(f"{name} {_shown(values)}; expected {expected}") from error
-    if not all(map(math.isfinite, numbers)):
-        raise RowError(f"{name} {_shown(values)}; expected finite {expected}")
-    return numbers
-
-
-def _shown(values: Sequence[Any]) -> str:
-    return repr(" ".join(map(str, values))[:80])
+    check_legal((*moves, *best), board, fen)
+    return PolicyRow(fen, tuple(moves), finite(numbers, "evaluations", "numbers in pawns"), best[0])
 
 
 def policy_prompt(fen: str, field: str) -> str:
@@ -148,7 +174,7 @@ def policy_prompt(fen: str, field: str) -> str:
 
 def format_policy_row(row: PolicyRow, *, padded: bool = False) -> str:
     """The row with four spaces between fields, or padded to the published columns (90, 30, 40)."""
-    moves, evaluations = " ".join(row.moves), " ".join(str(e) for e in row.evaluations)
+    moves, evaluations = " ".join(row.moves), " ".join(map(str, row.evaluations))
     if padded:
         # the space inside each width keeps fields apart when one outgrows its columns
         return f"{f'P: {row.fen} ':<92}M: {f'{moves} ':<30}E: {f'{evaluations} ':<40}B: {row.best}"
@@ -177,5 +203,5 @@ def parse_environment_row(row: str) -> EnvironmentRow:
 
 
 def format_environment_row(row: EnvironmentRow) -> str:
-    """The row as published; rewards 0.001, 1.0, 0.5 and -1.0."""
-    return f"A: {row.fen}+{row.move}+{' '.join(row.history)}+{row.next_state}"
+    """The row as published."""
+    return _environment_text(row.fen, row.move, row.history) + row.next_state

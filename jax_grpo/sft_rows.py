@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 import chess
 
-from jax_grpo.rookworld_rows import policy_prompt
-from jax_grpo.tasks.base import Position
-from jax_grpo.tasks.environment import HISTORY, draw_move, environment_prompt, next_state
+from jax_grpo.position import Position, recent_moves
+from jax_grpo.random_play import random_positions
+from jax_grpo.rookworld_rows import PolicyRow, format_policy_row, policy_prompt, state_prompt
+from jax_grpo.tasks.environment import draw_move, next_state
+
+KINDS = ("legal_moves", "best_move", "policy", "environment")
 
 
 class Row(NamedTuple):
@@ -23,21 +26,11 @@ class Row(NamedTuple):
     completion: str
 
 
-def random_positions(rng: random.Random, max_plies: int = 120) -> Iterator[chess.Board]:
-    """Endless positions of random games, in game order, with their move stacks; no engine needed."""
-    while True:
-        board = chess.Board()
-        while not board.is_game_over() and len(board.move_stack) < max_plies:
-            yield board
-            board.push(rng.choice(list(board.legal_moves)))
-
-
 def legal_moves_row(board: chess.Board, rng: random.Random) -> Row:
-    """`P: <FEN>    B: m1 m2 ...` (or `M:`): a model that samples the first move of such a list plays legal chess."""
+    """All legal moves after `B:` or `M:`: a model that samples the first move of such a list plays legal chess."""
     moves = [move.uci() for move in board.legal_moves]
     rng.shuffle(moves)
-    field = rng.choice(["M:", "B:"])
-    return Row(policy_prompt(board.fen(), field), "".join(f" {move}" for move in moves))
+    return Row(policy_prompt(board.fen(), rng.choice(["M:", "B:"])), "".join(f" {move}" for move in moves))
 
 
 def best_move_row(position: Position) -> Row:
@@ -47,16 +40,17 @@ def best_move_row(position: Position) -> Row:
 def policy_row(position: Position, rng: random.Random) -> Row:
     """A RookWorld policy row with four spaces between fields; moves in random order, evaluations aligned with them."""
     order = rng.sample(range(len(position.moves)), len(position.moves))
-    moves = " ".join(position.moves[i] for i in order)
-    evaluations = " ".join(f"{round(position.evaluations[i], 2)}" for i in order)
-    return Row(policy_prompt(position.fen, "M:"), f" {moves}    E: {evaluations}    B: {position.moves[0]}")
+    moves = tuple(position.moves[i] for i in order)
+    evaluations = tuple(round(position.evaluations[i], 2) for i in order)
+    prompt = policy_prompt(position.fen, "M:")
+    text = format_policy_row(PolicyRow(position.fen, moves, evaluations, position.moves[0]))
+    return Row(prompt, text.removeprefix(prompt))
 
 
 def environment_row(board: chess.Board, rng: random.Random, illegal_fraction: float = 0.05) -> Row:
     """`A: <FEN>+<uci>+<history>+` and the state after it; a few moves are illegal and leave the board as it was."""
     move = draw_move(board, rng, illegal_fraction)
-    history = [m.uci() for m in board.move_stack[-HISTORY:]]
-    return Row(environment_prompt(board, move, history), next_state(board, move))
+    return Row(state_prompt(board.fen(), move.uci(), recent_moves(board)), next_state(board, move))
 
 
 def rows(mixture: dict[str, float], positions: Sequence[Position], rng: random.Random) -> Iterator[Row]:
@@ -83,6 +77,3 @@ def rows(mixture: dict[str, float], positions: Sequence[Position], rng: random.R
     kinds, weights = list(mixture), list(mixture.values())
     while True:
         yield makers[rng.choices(kinds, weights)[0]]()
-
-
-KINDS = ("legal_moves", "best_move", "policy", "environment")

@@ -44,8 +44,7 @@ from jax_grpo.system.compilation import Profiler
 from jax_grpo.system.memory import give_back_early
 from jax_grpo.system.phases import Watchdog
 from jax_grpo.system.process import StopSignals
-from jax_grpo.tasks.base import applicable
-from jax_grpo.tasks.checked import RewardError
+from jax_grpo.tasks.base import RewardError, applicable
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.trainer import NonFiniteUpdates, Scored, Trainer
 from jax_grpo.weights import save_hf

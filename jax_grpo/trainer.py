@@ -29,8 +29,7 @@ from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory, trim
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
-from jax_grpo.tasks.checked import checked_score
+from jax_grpo.tasks.base import Prompt, Task, applicable, caps, checked_score, total_reward
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
 from jax_grpo.useful_work import update_work
 

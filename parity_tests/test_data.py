@@ -98,17 +98,12 @@ def test_interrupted_between_any_two_writes_the_rows_are_those_of_an_undisturbed
 
     def run(out):
         out.mkdir(exist_ok=True)
-        return write_shards(
-            out,
-            source,
-            lambda key: "heldout" if key[-1] == "7" else "train",
-            {"train": None, "heldout": None},
-            10,
-            lambda _: None,
-        )
+        unbounded = {"train": None, "heldout": None}
+        *_, done = write_shards(out, source, lambda key: "heldout" if key[-1] == "7" else "train", unbounded, 10)
+        return done
 
-    class Cut(Exception):
-        pass
+    class Cut(BaseException):
+        """Like a power cut, it leaves nobody the time to tidy up."""
 
     whole = run(tmp_path / "whole")
     files = _shards(tmp_path / "whole")
@@ -492,7 +487,7 @@ def test_an_unfinished_or_one_sided_set_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(PositionFileError, match=r"o is not finished; finish it first: python -m jax_grpo.data label"):
         load_positions(PromptsConfig(source=str(out)), 0)
     (out / "provenance.json").write_text("[]")
-    with pytest.raises(PositionFileError, match=r"provenance.json: not a data set's record"):
+    with pytest.raises(PositionFileError, match=r"provenance.json is not a data set's record"):
         load_positions(PromptsConfig(source=str(out)), 0)
 
 

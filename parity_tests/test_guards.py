@@ -27,8 +27,7 @@ from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.run_folder import RunFolderError, locked_folder, read_record, record_finish, record_start
 from jax_grpo.system import phases as phases_module
 from jax_grpo.system.phases import Phases, Watchdog
-from jax_grpo.tasks.base import Prompt
-from jax_grpo.tasks.checked import RewardError, checked_score
+from jax_grpo.tasks.base import Prompt, RewardError, checked_score
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.toy import LengthTask
 from jax_grpo.train import main

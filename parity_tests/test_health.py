@@ -14,7 +14,7 @@ from jax_grpo.records import read_records
 from jax_grpo.rollout import PromptTooLong
 from jax_grpo.samples import distinct_share
 from jax_grpo.tasks import TASKS
-from jax_grpo.tasks.checked import RewardError
+from jax_grpo.tasks.base import RewardError
 from jax_grpo.train import train
 from jax_grpo.trainer import Trainer
 

@@ -58,8 +58,7 @@ def test_the_record_is_of_the_file_that_is_packaged():
 @pytest.mark.slow
 def test_the_suite_is_a_function_of_its_seed():
     def first(count, processes, seed=1, apart=()):
-        found = make_suite(str(ENGINE), count=count, seed=seed, nodes=200, processes=processes, apart=set(apart))
-        return [mate._asdict() for mate in found]
+        return list(make_suite(str(ENGINE), count=count, seed=seed, nodes=200, processes=processes, apart=set(apart)))
 
     made = first(4, 2)
     without = first(4, 1, apart=[chess.Board(made[0]["fen"]).epd()])

@@ -18,8 +18,9 @@ from jax_grpo.rookworld_rows import (
     format_policy_row,
     parse_environment_row,
     parse_policy_row,
+    state_prompt,
 )
-from jax_grpo.tasks.environment import environment_prompt, next_state
+from jax_grpo.tasks.environment import next_state
 
 PUBLISHED = Path(os.environ.get("JAX_GRPO_SHARED", Path(__file__).parents[2] / "shared"), "data/rook_val_first250.txt")
 needs_published = pytest.mark.skipif(
@@ -126,7 +127,7 @@ def test_environment_rows_round_trip():
     for position in read_packaged("heldout")[:50]:
         board = chess.Board(position.fen)
         for move in (chess.Move.from_uci(position.moves[0]), chess.Move.from_uci("a1b4")):
-            text = environment_prompt(board, move, position.history) + next_state(board, move)
+            text = state_prompt(board.fen(), move.uci(), position.history) + next_state(board, move)
             row = parse_environment_row(text)
             assert format_environment_row(row) == text and parse_environment_row(f"{text}+") == row
             assert row.truncated == (move.uci() == "a1b4")

@@ -27,10 +27,10 @@ from jax_grpo.config import Config, ConfigError, load_config
 from jax_grpo.config_sections import PromptsConfig
 from jax_grpo.data.__main__ import main as make_set
 from jax_grpo.heldout import heldout_positions, told
+from jax_grpo.position import is_heldout, position_key
 from jax_grpo.position_files import PositionFileError, read_positions
 from jax_grpo.prompts import load_positions, read_packaged, selfplay_positions
 from jax_grpo.rookworld_rows import EnvironmentRow, PolicyRow, format_environment_row, format_policy_row
-from jax_grpo.splits import is_heldout, position_key
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.environment import next_state
 from jax_grpo.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2TokenizerFast
 
-from jax_grpo.sft_rows import random_positions
+from jax_grpo.random_play import random_positions
 from jax_grpo.tokenizer import Tokenizer, TokenizerError
 
 SHARED = Path(os.environ.get("JAX_GRPO_SHARED", Path(__file__).parents[2] / "shared"))

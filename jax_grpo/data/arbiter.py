@@ -4,21 +4,22 @@ Games are seeded play whose players steer to what random games reach rarely (mat
 RookWorld's `A:` rows. A share of the moves is illegal. Knows nothing of models.
 """
 
-import itertools
+import functools
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import chess
 import pyarrow as pa
 
-from jax_grpo.data.provenance import sha256
-from jax_grpo.data.selfplay import HISTORY, in_processes, sparse_start
-from jax_grpo.data.shards import Source
-from jax_grpo.position_files import PositionFileError, numbered_lines, read_games
-from jax_grpo.rookworld_rows import RowError, parse_environment_row
-from jax_grpo.splits import position_key
+from jax_grpo.data.mates import mating_moves
+from jax_grpo.data.selfplay import in_processes
+from jax_grpo.data.shards import Source, of_file, row_position
+from jax_grpo.position import recent_moves
+from jax_grpo.position_files import numbered_lines, parsed, read_games
+from jax_grpo.random_play import sparse_start
+from jax_grpo.rookworld_rows import CHECKMATE, DRAW, ILLEGAL, ORDINARY, parse_environment_row
 from jax_grpo.tasks.environment import draw_move
 
 GAMES_A_BATCH = 16
@@ -36,26 +37,20 @@ SCHEMA = pa.schema(
         ("kind", pa.string()),
     ]
 )
-REWARDS = {"ordinary": 0.001, "checkmate": 1.0, "illegal": -1.0}  # every other kind is a draw
-DRAW = 0.5
+REWARDS = {"ordinary": ORDINARY, "checkmate": CHECKMATE, "illegal": ILLEGAL}  # every other kind is a draw
 
 # What ends a game, in the order asked. `claimed`: a player claims a draw as soon as the rules let them, as in most play;
 # `automatic`: only what ends a game without a claim, which is what the environment task's own prompts mean.
-ENDINGS: dict[str, dict[str, Callable[[chess.Board], bool]]] = {
-    "claimed": {
-        "checkmate": chess.Board.is_checkmate,
-        "stalemate": chess.Board.is_stalemate,
-        "insufficient_material": chess.Board.is_insufficient_material,
-        "fifty_moves": chess.Board.is_fifty_moves,
-        "threefold": lambda board: board.is_repetition(3),
-    },
-    "automatic": {
-        "checkmate": chess.Board.is_checkmate,
-        "stalemate": chess.Board.is_stalemate,
-        "insufficient_material": chess.Board.is_insufficient_material,
-        "seventyfive_moves": chess.Board.is_seventyfive_moves,
-        "fivefold": chess.Board.is_fivefold_repetition,
-    },
+_DECIDED: dict[str, Callable[[chess.Board], bool]] = {
+    "checkmate": chess.Board.is_checkmate,
+    "stalemate": chess.Board.is_stalemate,
+    "insufficient_material": chess.Board.is_insufficient_material,
+}
+ENDINGS = {
+    "claimed": _DECIDED
+    | {"fifty_moves": chess.Board.is_fifty_moves, "threefold": lambda board: board.is_repetition(3)},
+    "automatic": _DECIDED
+    | {"seventyfive_moves": chess.Board.is_seventyfive_moves, "fivefold": chess.Board.is_fivefold_repetition},
 }
 
 
@@ -77,7 +72,7 @@ class Options(NamedTuple):
 
 def row_key(row: dict) -> str:
     """Position without counters, move and kind: the same mate is kept once, but an ordinary move and a draw both."""
-    return f"{position_key(chess.Board(row['fen']))} {row['move']} {row['kind']}"
+    return f"{row_position(row)} {row['move']} {row['kind']}"
 
 
 def ending(board: chess.Board, draws: str) -> str | None:
@@ -93,7 +88,7 @@ def game_rows(start: chess.Board, moves: Iterator[chess.Move], options: Options,
         move = next(moves, None)
         if move is None:
             break
-        before, history = board.copy(stack=False), [m.uci() for m in board.move_stack[-HISTORY:]]
+        before, history = board.copy(stack=False), recent_moves(board)
         board.push(move)
         kind = ending(board, options.draws) or "ordinary"
         if kind == "ordinary" and rng.random() >= options.kept:
@@ -131,13 +126,8 @@ def _uniform(board: chess.Board, rng: random.Random) -> chess.Move:
 
 def _mating(board: chess.Board, rng: random.Random) -> chess.Move:
     """A mate in one where there is one."""
-    for move in sorted(board.legal_moves, key=chess.Move.uci):
-        board.push(move)
-        mated = board.is_checkmate()
-        board.pop()
-        if mated:
-            return move
-    return _uniform(board, rng)
+    mates = mating_moves(board)
+    return chess.Move.from_uci(mates[0]) if mates else _uniform(board, rng)
 
 
 def _quiet(board: chess.Board, rng: random.Random) -> chess.Move:
@@ -192,34 +182,28 @@ def seeded_game(game: int, options: Options) -> list[dict]:
     return game_rows(board, moves(), options, rng)
 
 
-def _batch(job: tuple[int, Options]) -> list[dict]:
-    first = job[0] * GAMES_A_BATCH
-    return [row for game in range(first, first + GAMES_A_BATCH) for row in seeded_game(game, job[1])]
+def _seeded_games(options: Options, batch: int) -> list[dict]:
+    first = batch * GAMES_A_BATCH
+    return [row for game in range(first, first + GAMES_A_BATCH) for row in seeded_game(game, options)]
 
 
 def from_seeded_games(options: Options, processes: int) -> Source:
     """Rows of seeded play, without end."""
-    return Source(
-        SCHEMA,
-        {"source": "seeded games", **options._asdict()},
-        lambda start: in_processes(_batch, lambda batch: (batch, options), processes, start),
-        row_key,
-    )
+    batches = functools.partial(in_processes, functools.partial(_seeded_games, options), processes)
+    return Source(SCHEMA, {"source": "seeded games", **options._asdict()}, batches, row_key)
 
 
 def from_pgn(path: Path, options: Options) -> Source:
     """Rows of a PGN's main lines, each up to where the rules end it."""
 
-    def batches(start: int) -> Generator[list[dict]]:
-        games = enumerate(itertools.islice(read_games(path), start * GAMES_A_BATCH, None), start * GAMES_A_BATCH)
-        while batch := list(itertools.islice(games, GAMES_A_BATCH)):
-            yield [
-                row
-                for number, (board, moves) in batch
-                for row in game_rows(board, iter(moves), options, random.Random(f"{options.seed}/{number}"))
-            ]
+    def rows(games: Sequence[tuple[int, tuple[chess.Board, list[chess.Move]]]]) -> list[dict]:
+        return [
+            row
+            for number, (board, moves) in games
+            for row in game_rows(board, iter(moves), options, random.Random(f"{options.seed}/{number}"))
+        ]
 
-    return Source(SCHEMA, {"source": path.name, "sha256": sha256(path), **options._asdict()}, batches, row_key)
+    return of_file(path, SCHEMA, options._asdict(), lambda: enumerate(read_games(path)), GAMES_A_BATCH, rows, row_key)
 
 
 def from_rookworld(path: Path) -> Source:
@@ -230,20 +214,10 @@ def from_rookworld(path: Path) -> Source:
     """
 
     def rows() -> Iterator[dict]:
-        for number, line in numbered_lines(path):
-            if line.lstrip().startswith("P:"):
-                continue
-            try:
-                row = parse_environment_row(line)
-            except RowError as error:
-                raise PositionFileError(f"{path}:{number}: {error}") from error
+        lines = ((where, line) for where, line in numbered_lines(path) if not line.lstrip().startswith("P:"))
+        for row in parsed(lines, parse_environment_row):
             kind = "illegal" if row.truncated else "terminated" if row.terminated else "ordinary"
             values = {name: value for name, value in row._asdict().items() if name in SCHEMA.names}
-            yield values | {"history": list(row.position().history), "kind": kind}
+            yield values | {"history": list(row.before), "kind": kind}
 
-    def batches(start: int) -> Generator[list[dict]]:
-        found = itertools.islice(rows(), start * LINES_A_BATCH, None)
-        while batch := list(itertools.islice(found, LINES_A_BATCH)):
-            yield batch
-
-    return Source(SCHEMA, {"source": path.name, "sha256": sha256(path)}, batches, row_key)
+    return of_file(path, SCHEMA, {}, rows, LINES_A_BATCH, list, row_key)

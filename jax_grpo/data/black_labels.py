@@ -8,12 +8,14 @@ from pathlib import Path
 
 import chess
 
-from jax_grpo.position_files import PositionFileError, numbered_lines
-from jax_grpo.rookworld_rows import PolicyRow, RowError, parse_policy_row
+from jax_grpo.position_files import numbered_lines, parsed
+from jax_grpo.position_table import batched
+from jax_grpo.rookworld_rows import PolicyRow, parse_policy_row
 from jax_grpo.tasks.engine import EnginePool
 
 COLOURS = ("White", "Black")
 CLEAR = 0.5  # pawns: below it the sign of an evaluation says little
+ROWS_AT_ONCE = 16  # analysed before the next report
 
 Table = dict[str, dict[str, int]]  # colour -> what -> rows
 
@@ -24,16 +26,8 @@ def read_rows(path: Path) -> list[PolicyRow]:
     Raises:
         PositionFileError: names the file and line.
     """
-    if not path.is_file():
-        raise PositionFileError(f"{path}: no such file; expected RookWorld's text rows (`P: ... M: ... E: ... B: ...`)")
-    rows = []
-    for number, line in numbered_lines(path):
-        if not line.lstrip().startswith("A:"):
-            try:
-                rows.append(parse_policy_row(line))
-            except RowError as error:
-                raise PositionFileError(f"{path}:{number}: {error}") from error
-    return rows
+    lines = ((where, line) for where, line in numbered_lines(path) if not line.lstrip().startswith("A:"))
+    return list(parsed(lines, parse_policy_row))
 
 
 def count(rows: Sequence[PolicyRow]) -> Table:
@@ -61,20 +55,17 @@ def reanalyse(rows: Sequence[PolicyRow], pool: EnginePool, report: Callable[[int
         report: called with the number of rows done.
     """
     facts = []
-    for start in range(0, len(rows), 16):
-        chunk = rows[start : start + 16]
-        for row, analysis in zip(chunk, pool.analyse([row.fen for row in chunk]), strict=True):
+    for batch in batched(rows, ROWS_AT_ONCE):
+        for row, analysis in zip(batch, pool.analyse([row.fen for row in batch]), strict=True):
             best = max(row.evaluations)
+            highest = {move for move, value in zip(row.moves, row.evaluations, strict=True) if value == best}
             clear = abs(analysis.score) >= CLEAR
             facts.append(
                 {
                     "analysed": True,
                     "B: is the engine's first": row.best in analysis.moves[:1],
                     "B: is the engine's last of its lines": len(analysis.moves) > 1 and row.best in analysis.moves[-1:],
-                    "highest published move is the engine's first": any(
-                        move in analysis.moves[:1] and value == best
-                        for move, value in zip(row.moves, row.evaluations, strict=True)
-                    ),
+                    "highest published move is the engine's first": not highest.isdisjoint(analysis.moves[:1]),
                     "engine sees a side ahead": clear,
                     "of these, best evaluation has the mover's sign": clear and best * analysis.score > 0,
                 }

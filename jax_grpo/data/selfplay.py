@@ -4,6 +4,7 @@ Each game is a pure function of (seed, game number), so the result does not depe
 of prompts, models or files.
 """
 
+import functools
 import multiprocessing
 import os
 import random
@@ -11,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
 import chess
 import chess.engine
 import pyarrow as pa
 
-from jax_grpo.tasks.engine import pawns
+from jax_grpo.data.shards import Source, row_position
+from jax_grpo.position import recent_moves
+from jax_grpo.random_play import sparse_start
+from jax_grpo.tasks.engine import best_lines, engine_name, start_engine
 
-HISTORY = 10  # half-moves kept before a position, what the environment task's prompt shows
 MAX_PLIES = 160
 GAMES_A_BATCH = 4
 
@@ -31,27 +33,7 @@ SCHEMA = pa.schema(
         ("evaluations", pa.list_(pa.float32())),
     ]
 )
-
-
-def sparse_start(rng: random.Random) -> chess.Board:
-    """A legal position with few pieces: endgames, promotions and checks, which self-play from move one reaches rarely."""
-    while True:
-        board = chess.Board(None)
-        squares = rng.sample(range(64), 12)
-        board.set_piece_at(squares[0], chess.Piece(chess.KING, chess.WHITE))
-        board.set_piece_at(squares[1], chess.Piece(chess.KING, chess.BLACK))
-        for square in squares[2 : rng.randint(4, 12)]:
-            kind = rng.choice([1, 1, 1, 1, 2, 3, 4, 5])
-            color = rng.random() < 0.5
-            if kind == chess.PAWN and chess.square_rank(square) in (0, 7):
-                near = chess.square(chess.square_file(square), 6 if color else 1)  # one step from promotion
-                board.set_piece_at(near, chess.Piece(kind, color))
-            else:
-                board.set_piece_at(square, chess.Piece(kind, color))
-        board.turn = rng.random() < 0.5
-        board.fullmove_number = rng.randint(30, 90)
-        if board.is_valid() and not board.is_game_over():
-            return board
+PlayGame = Callable[[chess.engine.SimpleEngine, int, int, int], list[dict]]  # (engine, seed, game, nodes) to rows
 
 
 def play_game(engine: chess.engine.SimpleEngine, seed: int, game: int, nodes: int) -> list[dict]:
@@ -69,50 +51,50 @@ def play_game(engine: chess.engine.SimpleEngine, seed: int, game: int, nodes: in
         if len(board.move_stack) < opening_plies or rng.random() < 0.4:
             board.push(rng.choice(legal))
             continue
-        # A fresh `game` makes the engine forget its hash table: a label depends on the position and limit alone.
-        lines = engine.analyse(board, chess.engine.Limit(nodes=nodes), multipv=5, game=object())
-        lines = [line for line in lines if line.get("pv") and "score" in line]
-        moves = [line.get("pv", [])[0] for line in lines]
-        rows.append(
-            {
-                "fen": board.fen(),
-                "history": [move.uci() for move in board.move_stack[-HISTORY:]],
-                "moves": [move.uci() for move in moves],
-                "evaluations": [pawns(line["score"]) for line in lines if "score" in line],
-            }
-        )
+        moves, evaluations = best_lines(engine, board, nodes=nodes, multipv=5)
+        rows.append({"fen": board.fen(), "history": recent_moves(board), "moves": moves, "evaluations": evaluations})
         best_or_other = rng.choices(moves, weights=[0.5**rank for rank in range(len(moves))])[0]
-        board.push(rng.choice(legal) if rng.random() < blunder else best_or_other)
+        board.push(rng.choice(legal) if rng.random() < blunder else chess.Move.from_uci(best_or_other))
     return rows
 
 
-def _play_batch(job: tuple[str, int, int, int]) -> list[dict]:
-    path, seed, batch, nodes = job
-    with chess.engine.SimpleEngine.popen_uci(path) as engine:
-        engine.configure({"Threads": 1, "Hash": 16})
-        first = batch * GAMES_A_BATCH
-        return [row for game in range(first, first + GAMES_A_BATCH) for row in play_game(engine, seed, game, nodes)]
+def source(path: str, seed: int, nodes: int, processes: int) -> Source:
+    """Rows of self-play, without end.
+
+    Args:
+        path: Stockfish.
+        seed: of all games.
+        nodes: of a search.
+        processes: engines side by side.
+    """
+    settings = {"source": "selfplay", "engine": engine_name(path), "nodes": nodes, "seed": seed}
+    batches = functools.partial(engine_games, play_game, path, seed, nodes, GAMES_A_BATCH, processes)
+    return Source(SCHEMA, settings, batches, row_position)
 
 
-def generate(path: str, seed: int, nodes: int, processes: int, start: int = 0) -> Generator[list[dict]]:
-    """Batches of rows of `GAMES_A_BATCH` games each, from batch `start` on, in order and without end."""
-    return in_processes(_play_batch, lambda batch: (path, seed, batch, nodes), processes, start)
-
-
-def in_processes(
-    work: Callable[[Any], list[dict]], job: Callable[[int], Any], processes: int, start: int
+def engine_games(
+    play: PlayGame, path: str, seed: int, nodes: int, games: int, processes: int, start: int = 0
 ) -> Generator[list[dict]]:
-    """`work(job(n))` for n = start, start + 1, ... in order, computed ahead by a pool of processes."""
+    """Batches of the rows of `games` games each, from batch `start` on, in order and without end."""
+    return in_processes(functools.partial(_play_batch, play, path, seed, nodes, games), processes, start)
+
+
+def _play_batch(play: PlayGame, path: str, seed: int, nodes: int, games: int, batch: int) -> list[dict]:
+    with start_engine(path) as engine:
+        return [row for game in range(batch * games, (batch + 1) * games) for row in play(engine, seed, game, nodes)]
+
+
+def in_processes(rows: Callable[[int], list[dict]], processes: int, start: int) -> Generator[list[dict]]:
+    """`rows(n)` for batch n = start, start + 1, ... in order, computed ahead by a pool of processes."""
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the progress display's locks
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_leave_with_parent) as pool:
-        pending = []
-        number = start
+        ahead = 2 * processes
+        pending = [pool.submit(rows, start + batch) for batch in range(ahead)]
         try:
             while True:
-                while len(pending) < 2 * processes:
-                    pending.append(pool.submit(work, job(number)))
-                    number += 1
                 yield pending.pop(0).result()
+                pending.append(pool.submit(rows, start + ahead))
+                start += 1
         finally:
             for future in pending:
                 future.cancel()

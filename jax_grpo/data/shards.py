@@ -5,21 +5,22 @@ keys back and goes on from there, so a killed run and an undisturbed one end wit
 """
 
 import contextlib
-import hashlib
-import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import chess
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jax_grpo.data.sets import DataError
+from jax_grpo.position import digest, position_key
+from jax_grpo.position_table import batched, read_parquet
+from jax_grpo.whole_files import UNFINISHED, file_hash, written_whole
+
 SPLITS = ("heldout", "train")  # written in this order: a shard counts once its train file is there
-UNFINISHED = ".unfinished"
-
-
-class DataError(ValueError):
-    """A data set cannot be made or continued; names the file or option, what was found and what to do."""
+Item = TypeVar("Item")
 
 
 class Source(NamedTuple):
@@ -38,6 +39,29 @@ class Source(NamedTuple):
     key: Callable[[dict], str]
 
 
+def row_position(row: Mapping[str, Any]) -> str:
+    """What makes two rows' positions the same; counters do not count."""
+    return position_key(chess.Board(row["fen"]))
+
+
+def of_file(
+    path: Path,
+    schema: pa.Schema,
+    settings: Mapping[str, object],
+    items: Callable[[], Iterator[Item]],
+    size: int,
+    rows: Callable[[list[Item]], list[dict]],
+    key: Callable[[dict], str] = row_position,
+) -> Source:
+    """The rows of a file's items, `size` items a batch; `items` reads the file from its beginning."""
+
+    def batches(start: int) -> Generator[list[dict]]:
+        for batch in batched(itertools.islice(items(), start * size, None), size):
+            yield rows(batch)
+
+    return Source(schema, {"source": path.name, "sha256": file_hash(path), **settings}, batches, key)
+
+
 class Progress(NamedTuple):
     """Rows by split so far, duplicates dropped (by this start), and whether the set is finished."""
 
@@ -46,19 +70,9 @@ class Progress(NamedTuple):
     finished: bool
 
 
-def shard_name(split: str, number: int) -> str:
-    """`train-00000.parquet`."""
-    return f"{split}-{number:05d}.parquet"
-
-
 def write_shards(
-    out: Path,
-    source: Source,
-    split_of: Callable[[str], str],
-    wanted: Mapping[str, int | None],
-    shard_rows: int,
-    report: Callable[[Progress], None],
-) -> Progress:
+    out: Path, source: Source, split_of: Callable[[str], str], wanted: Mapping[str, int | None], shard_rows: int
+) -> Generator[Progress]:
     """Reads the source until each split has what is wanted (None: without bound) or the source ends.
 
     Args:
@@ -67,101 +81,80 @@ def write_shards(
         split_of: split of a key.
         wanted: rows by split.
         shard_rows: a shard is written after the batch that reaches so many rows, so shards do not depend on interruptions.
-        report: called before the first batch and after every one.
+
+    Yields:
+        Where it stands, before the first batch and after every one.
 
     Raises:
         DataError: a shard there is damaged or of other columns.
         OSError: the disk is full or cannot be written; no shard is half there then.
     """
-    seen, rows, number, batch, finished = _restore(out, source)
+    seen: set[int] = set()
+    rows, number, batch, finished = _restore(out, source, seen)
     duplicates = 0
-    if finished:
-        return Progress(rows, duplicates, True)
-
-    report(Progress(rows, duplicates, False))
+    yield Progress(rows, duplicates, finished)
     pending: dict[str, list[dict]] = {split: [] for split in SPLITS}
     with contextlib.closing(source.batches(batch)) as batches:
         while not finished:
-            found = next(batches, None)
+            new = next(batches, None)
             batch += 1
-            for row in found or ():
+            for row in new or ():
                 key = source.key(row)
-                digest, split = _digest(key), split_of(key)
-                if digest in seen:
+                mark, split = digest(key), split_of(key)
+                if mark in seen:
                     duplicates += 1
                 elif (bound := wanted[split]) is None or rows[split] < bound:
-                    seen.add(digest)
+                    seen.add(mark)
                     pending[split].append(row)
                     rows[split] += 1
-            finished = found is None or all(rows[split] == wanted[split] for split in SPLITS)
+            finished = new is None or all(rows[split] == wanted[split] for split in SPLITS)
             if finished or sum(map(len, pending.values())) >= shard_rows:
+                schema = source.schema.with_metadata({"next_batch": str(batch), "finished": str(int(finished))})
                 for split in SPLITS:
                     if split == "train" or pending[split]:
-                        progress = {"next_batch": batch, "finished": int(finished)}
-                        _write(out / shard_name(split, number), pending[split], source.schema, progress)
+                        with written_whole(shard_path(out, split, number), durable=True) as working:
+                            table = pa.Table.from_pylist(pending[split], schema)
+                            pq.write_table(table, working, compression="zstd", compression_level=19)
                 pending = {split: [] for split in SPLITS}
                 number += 1
-            report(Progress(rows, duplicates, finished))
-    return Progress(rows, duplicates, True)
+            yield Progress(rows, duplicates, finished)
 
 
-class _State(NamedTuple):
-    """What the finished shards say: digests of keys, rows by split, their number, the next batch, whether it is the end."""
-
-    seen: set[bytes]
-    rows: dict[str, int]
-    number: int
-    batch: int
-    finished: bool
+def shard_path(out: Path, split: str, number: int) -> Path:
+    """`train-00000.parquet` in the folder."""
+    return out / f"{split}-{number:05d}.parquet"
 
 
-def _restore(out: Path, source: Source) -> _State:
-    """State after the shards in `out`; what a killed writer left unfinished is removed."""
-    state = _State(set(), dict.fromkeys(SPLITS, 0), 0, 0, False)
+def _restore(out: Path, source: Source, seen: set[int]) -> tuple[dict[str, int], int, int, bool]:
+    """What the finished shards in `out` say: rows by split, their number, the next batch, and whether it is the end.
+
+    Digests of their keys are added to `seen`; what a killed writer left unfinished is removed.
+    """
+    rows: dict[str, int] = dict.fromkeys(SPLITS, 0)
+    number, batch, finished = 0, 0, False
     for leftover in out.glob(f"*{UNFINISHED}"):
         leftover.unlink()
-    while (path := out / shard_name("train", state.number)).is_file():
-        for split in SPLITS:
-            if split == "train" or (out / shard_name(split, state.number)).is_file():
-                table = _read(out / shard_name(split, state.number), source.schema)
-                state.seen.update(_digest(source.key(row)) for row in table.to_pylist())
-                state.rows[split] += table.num_rows
-        metadata = pq.read_schema(path).metadata or {}
-        if b"next_batch" not in metadata:
-            raise DataError(f"{path} was not written by this program; give another --out")
-        finished = metadata[b"finished"] == b"1"
-        state = state._replace(number=state.number + 1, batch=int(metadata[b"next_batch"]), finished=finished)
-    return state
-
-
-def _digest(key: str) -> bytes:
-    """16 bytes a row instead of a text: a million positions fit in memory."""
-    return hashlib.blake2b(key.encode(), digest_size=16).digest()
+    while shard_path(out, "train", number).is_file():
+        paths = {split: shard_path(out, split, number) for split in SPLITS}
+        tables = {split: _read(path, source.schema) for split, path in paths.items() if path.is_file()}
+        for split, table in tables.items():
+            seen.update(digest(source.key(row)) for row in table.to_pylist())
+            rows[split] += table.num_rows
+        metadata = tables["train"].schema.metadata
+        batch, finished = int(metadata[b"next_batch"]), metadata[b"finished"] == b"1"
+        number += 1
+    return rows, number, batch, finished
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        table = pq.read_table(path)
+        table = read_parquet(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged ({error}); delete its folder and make the set again") from error
     if table.schema.names != schema.names:
         raise DataError(
             f"{path} has the columns {', '.join(table.schema.names)}; expected {', '.join(schema.names)}: give another --out"
         )
+    if b"next_batch" not in (table.schema.metadata or {}):
+        raise DataError(f"{path} was not written by this program; give another --out")
     return table
-
-
-def _write(path: Path, rows: Sequence[dict], schema: pa.Schema, metadata: Mapping[str, int]) -> None:
-    """Puts the file in place whole: written under another name, forced to the disk, renamed."""
-    working = path.with_name(path.name + UNFINISHED)
-    with_progress = schema.with_metadata({name: str(value) for name, value in metadata.items()})
-    with working.open("wb") as file:
-        pq.write_table(pa.Table.from_pylist(list(rows), with_progress), file, compression="zstd", compression_level=19)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(working, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -12,8 +12,7 @@ from jax_grpo.evaluation.generation import BATCH, Texts
 from jax_grpo.loading import Policy
 from jax_grpo.rollout import encode_prompts
 from jax_grpo.sampling import Sampling
-from jax_grpo.tasks.base import Prompt, Task, applicable, total_reward
-from jax_grpo.tasks.checked import checked_score
+from jax_grpo.tasks.base import Prompt, Task, applicable, checked_score, total_reward
 from jax_grpo.tokenizer import Tokenizer
 
 

@@ -6,41 +6,14 @@ knows nothing of tokens, models or training.
 
 import dataclasses
 import difflib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from jax_grpo.position import Position
+from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.stop import StopRule
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Position:
-    """A chess position and what is known about it.
-
-    Attributes:
-        fen: Forsyth-Edwards notation, six fields.
-        history: up to 10 UCI moves that led here, oldest first.
-        moves: the engine's best moves, best first; empty where unlabelled.
-        evaluations: in pawns from the side to move, aligned with `moves`; a mate in n is +-(100 - n/100).
-        best: the move a published row calls best, where it differs from `moves[0]` on purpose.
-        move: the move whose outcome the environment task asks for; None: one is drawn.
-        next_state: the answer to that, `<new FEN>+<reward>+<terminated>+<truncated>`; given exactly with `move`.
-    """
-
-    fen: str
-    history: tuple[str, ...] = ()
-    moves: tuple[str, ...] = ()
-    evaluations: tuple[float, ...] = ()
-    best: str | None = None
-    move: str | None = None
-    next_state: str | None = None
-
-    def __post_init__(self) -> None:
-        # Some 1,900 moves can be written: one string for each, not fifteen for every position of a data set.
-        object.__setattr__(self, "history", tuple(map(sys.intern, self.history)))
-        object.__setattr__(self, "moves", tuple(map(sys.intern, self.moves)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +54,9 @@ class Task(Protocol):
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """Called while completions of the prompts are generated: work for `score` that does not need them. May do nothing."""
-        ...
 
     def close(self) -> None:
         """Ends whatever the task started (engine processes)."""
-        ...
 
 
 def total_reward(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
@@ -100,8 +71,8 @@ def applicable(components: Mapping[str, np.ndarray], prompts: Sequence[Prompt]) 
     Outside mixtures that is all of [B]; in one, `policy/legal` is about the prompts of `policy`.
     """
     tasks_B = np.array([prompt.task for prompt in prompts])
-    kept = {name: values[tasks_B == name.rpartition("/")[0]] for name, values in components.items()}
-    return {name: values for name, values in kept.items() if len(values)}
+    own = {name: values[tasks_B == name.rpartition("/")[0]] for name, values in components.items()}
+    return {name: values for name, values in own.items() if len(values)}
 
 
 def caps(prompts: Sequence[Prompt], cap: int) -> np.ndarray:
@@ -132,3 +103,68 @@ def with_overrides(task: str, defaults: Mapping[str, float], overrides: Mapping[
 def stack(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, np.ndarray]:
     """Per-row components to arrays; a component that a row lacks is 0."""
     return {name: np.array([row.get(name, 0.0) for row in rows], np.float32) for name in names}
+
+
+class RewardError(RuntimeError):
+    """A task's score cannot be used; the message names the task, the component and the first sample at fault.
+
+    Nothing is replaced by 0: a silent 0 is a wrong reward that nobody finds.
+    """
+
+
+def checked_score(task: Task, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
+    """`task.score`, each component float32 [B] and finite.
+
+    Raises:
+        RewardError: it raises, or a component is missing, None, NaN or of the wrong length.
+        EngineError: the engine's own failure, as it is.
+    """
+    try:
+        components = task.score(prompts, completions)
+    except EngineError:
+        raise
+    except Exception as error:  # a task is anybody's code
+        raise RewardError(_blame(task, prompts, completions, error)) from error
+    if not isinstance(components, Mapping) or set(components) != set(task.component_weights):
+        returned = ", ".join(map(str, components)) if isinstance(components, Mapping) else repr(components)[:80]
+        raise RewardError(
+            f"task {task.name!r}: score returned {returned}; expected an array for each of "
+            f"{', '.join(task.component_weights)}"
+        )
+    return {
+        name: _checked(f"task {task.name!r}: reward component {name!r}", values, prompts, completions)
+        for name, values in components.items()
+    }
+
+
+def _checked(where: str, values: object, prompts: Sequence[Prompt], completions: Sequence[str]) -> np.ndarray:
+    count = len(completions)
+    if values is None:
+        raise RewardError(f"{where} is None; expected {count} numbers. {_sample(prompts, completions, 0)}")
+    values_B = np.asarray(values)
+    if values_B.shape != (count,):
+        raise RewardError(f"{where} has shape {values_B.shape}; expected one number for each of the {count} samples")
+    if values_B.dtype.kind not in "fiub" or not np.isfinite(values_B).all():
+        for row, value in enumerate(values_B):
+            if not (isinstance(value, int | float | np.number | np.bool_) and np.isfinite(value)):
+                raise RewardError(
+                    f"{where} is {value!r}; expected a finite number. {_sample(prompts, completions, row)}"
+                )
+    return values_B.astype(np.float32)
+
+
+def _blame(task: Task, prompts: Sequence[Prompt], completions: Sequence[str], error: Exception) -> str:
+    """Scores one by one, to find the sample that raises."""
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        try:
+            task.score([prompt], [completion])
+        except Exception as single:
+            return f"task {task.name!r} raised {type(single).__name__}: {single}. {_sample(prompts, completions, row)}"
+    return (
+        f"task {task.name!r} raised {type(error).__name__}: {error}; it does so on the batch of {len(completions)}, on none "
+        f"of its samples alone"
+    )
+
+
+def _sample(prompts: Sequence[Prompt], completions: Sequence[str], row: int) -> str:
+    return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {completions[row][:120]!r}"

@@ -13,15 +13,15 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import chess
 import chess.engine
 
 from jax_grpo.config_sections import EngineConfig
+from jax_grpo.position import MATE_PAWNS
 
-MATE_PAWNS = 100.0  # a forced mate, in pawns, less one hundredth a move to the mate
 ATTEMPTS = 3  # engines tried on one position before giving up
 
 
@@ -41,7 +41,7 @@ class Analysis(NamedTuple):
 
 
 def pawns(score: chess.engine.PovScore) -> float:
-    """Evaluation in pawns from the side to move; a mate in n moves is +-(100 - n/100)."""
+    """Evaluation in pawns from the side to move; see `MATE_PAWNS`."""
     relative = score.relative
     mate = relative.mate()
     if mate is None:
@@ -56,12 +56,37 @@ def find_engine(path: str | None, key: str = "task.engine.path") -> str:
         EngineError: none found; names `key` and how to install one.
     """
     for candidate in (path,) if path else ("stockfish", "/usr/games/stockfish"):
-        if found := shutil.which(candidate):
-            return found
+        if executable := shutil.which(candidate):
+            return executable
     raise EngineError(
         f"{key} is {path!r}: no such executable; install Stockfish (Debian and Ubuntu: `apt install stockfish`, macOS: "
         f"`brew install stockfish`) or give its path. The packaged positions need no engine (task.engine: null)."
     )
+
+
+def start_engine(path: str, timeout_s: float = 10.0) -> chess.engine.SimpleEngine:
+    """An engine process whose searches repeat: one thread, a small hash table. A context manager."""
+    engine = chess.engine.SimpleEngine.popen_uci(path, timeout=timeout_s)
+    engine.configure({"Threads": 1, "Hash": 16})
+    return engine
+
+
+def engine_name(path: str) -> str:
+    """The name that the engine gives itself, with its version."""
+    with chess.engine.SimpleEngine.popen_uci(path) as engine:
+        return engine.id["name"]
+
+
+def best_lines(
+    engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int, multipv: int
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """The first moves (UCI) of the best lines, best first, and their evaluations in pawns from the side to move."""
+    # A fresh `game` sends ucinewgame, which clears the hash table: the answer depends on the position and limit alone.
+    lines = engine.analyse(board, chess.engine.Limit(nodes=nodes), multipv=multipv, game=object())
+    best = [
+        (line["pv"][0].uci(), pawns(line["score"])) for line in lines if "pv" in line and "score" in line and line["pv"]
+    ]
+    return tuple(move for move, _ in best), tuple(evaluation for _, evaluation in best)
 
 
 class EnginePool:
@@ -109,6 +134,11 @@ class EnginePool:
         """
         return list(self._executor.map(self._cached, fens))
 
+    def by_fen(self, fens: Iterable[str]) -> dict[str, Analysis]:
+        """`analyse`, each position once."""
+        distinct = sorted(set(fens))
+        return dict(zip(distinct, self.analyse(distinct), strict=True))
+
     def _cached(self, fen: str) -> Analysis:
         key = f"{self.name}|nodes {self._config.nodes}|multipv {self._config.multipv}|{fen}"
         with self._cache_lock:
@@ -126,23 +156,16 @@ class EnginePool:
         outcome = board.outcome()
         if outcome is not None:
             return Analysis((), (), 0.0 if outcome.winner is None else -MATE_PAWNS)
+        failures = (chess.engine.EngineError, concurrent.futures.CancelledError, TimeoutError, EngineError, OSError)
         problem: Exception | None = None
         for _ in range(ATTEMPTS):
             engine = self._idle.get()
             try:
                 engine = engine or self._start()
-                lines = self._lines(engine, board)
-                lines = [line for line in lines if line.get("pv") and "score" in line]
-                evaluations = tuple(pawns(line["score"]) for line in lines if "score" in line)
+                moves, evaluations = self._watched(engine, board)
                 self._idle.put(engine)
-                return Analysis(tuple(line.get("pv", [])[0].uci() for line in lines), evaluations, evaluations[0])
-            except (
-                chess.engine.EngineError,
-                concurrent.futures.CancelledError,
-                TimeoutError,
-                EngineError,
-                OSError,
-            ) as error:
+                return Analysis(moves, evaluations, evaluations[0])
+            except failures as error:
                 problem = error
                 if engine is not None:
                     _end(engine)
@@ -151,24 +174,22 @@ class EnginePool:
             f"{self._path} failed {ATTEMPTS} times on {fen!r}: {type(problem).__name__}: {problem}"
         ) from problem
 
-    def _lines(self, engine: chess.engine.SimpleEngine, board: chess.Board) -> list[chess.engine.InfoDict]:
+    def _watched(
+        self, engine: chess.engine.SimpleEngine, board: chess.Board
+    ) -> tuple[tuple[str, ...], tuple[float, ...]]:
         """One search. A node limit has no clock, so a stopped process would be waited for without end: it is killed."""
         watchdog = threading.Timer(self._config.timeout_s, _kill, (engine,))
         watchdog.start()
         try:
-            # A fresh `game` sends ucinewgame, which clears the hash table.
-            limit = chess.engine.Limit(nodes=self._config.nodes)
-            return engine.analyse(board, limit, multipv=self._config.multipv, game=object())
+            return best_lines(engine, board, nodes=self._config.nodes, multipv=self._config.multipv)
         finally:
             watchdog.cancel()
 
     def _start(self) -> chess.engine.SimpleEngine:
         try:
-            engine = chess.engine.SimpleEngine.popen_uci(self._path, timeout=self._config.timeout_s)
-            engine.configure({"Threads": 1, "Hash": 16})
+            return start_engine(self._path, self._config.timeout_s)
         except (chess.engine.EngineError, TimeoutError, OSError) as error:
             raise EngineError(f"task.engine.path {self._path!r} is not a working UCI engine: {error}") from error
-        return engine
 
 
 def _open_cache(path: str | None) -> sqlite3.Connection:

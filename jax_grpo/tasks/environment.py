@@ -12,10 +12,12 @@ import chess
 import numpy as np
 
 from jax_grpo.config_sections import TaskConfig
-from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
+from jax_grpo.position import Position
+from jax_grpo.rookworld_rows import CHECKMATE, DRAW, ILLEGAL, ORDINARY, legal_uci, state_prompt, state_text
+from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.stop import environment_stop
 
-HISTORY = 10  # moves shown, the current one included
+LONGEST_FEN = 120  # characters compared; what runs on beyond any FEN only costs time
 WEIGHTS = {
     "structure": 0.1,
     "exact_fen": 1.0,
@@ -28,24 +30,13 @@ WEIGHTS = {
 
 def next_state(board: chess.Board, move: chess.Move) -> str:
     """The exact completion for a move, legal or not."""
-    # `in board.legal_moves` also takes castling written king takes rook (`e1h1`), which the list does not have.
-    if move not in list(board.legal_moves):
-        return f"{board.fen()}+-1.0+0+1"
+    if move.uci() not in legal_uci(board):
+        return state_text(board.fen(), ILLEGAL, terminated=False, truncated=True)
     after = board.copy(stack=False)
     after.push(move)
     outcome = after.outcome()
-    reward = "0.001" if outcome is None else "0.5" if outcome.winner is None else "1.0"
-    return f"{after.fen()}+{reward}+{int(outcome is not None)}+0"
-
-
-def environment_prompt(board: chess.Board, move: chess.Move, before: Sequence[str]) -> str:
-    """`A: <FEN>+<uci>+<history>+`, the history ending with the move itself."""
-    return state_prompt(board.fen(), move.uci(), before)
-
-
-def state_prompt(fen: str, uci: str, before: Sequence[str]) -> str:
-    """`environment_prompt` for a state given as text, such as one that a model wrote."""
-    return f"A: {fen}+{uci}+{' '.join([*before[-(HISTORY - 1) :], uci])}+"
+    reward = ORDINARY if outcome is None else DRAW if outcome.winner is None else CHECKMATE
+    return state_text(after.fen(), reward, terminated=outcome is not None, truncated=False)
 
 
 def draw_move(board: chess.Board, rng: random.Random, illegal_fraction: float) -> chess.Move:
@@ -80,7 +71,7 @@ def similarity(a: str, b: str) -> float:
     return 1 - edit_distance(a, b) / max(len(a), len(b), 1)
 
 
-class EnvironmentTask:
+class EnvironmentTask(Task):
     """See the module. Components (raw values in [0, 1]):
 
     structure: four fields, each of its kind.   exact_fen, fen_similarity: of the new FEN.   reward_field: equal as a number.
@@ -94,20 +85,12 @@ class EnvironmentTask:
         self.component_weights = with_overrides(self.name, WEIGHTS, config.rewards)
         self.stop_rule = environment_stop()
 
-    def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Nothing to do before the completions are there."""
-
-    def close(self) -> None:
-        pass
-
     def prompt(self, position: Position, seed: int) -> Prompt:
-        board = chess.Board(position.fen)
-        if position.move is not None:
-            text = environment_prompt(board, chess.Move.from_uci(position.move), position.history)
-            return Prompt(text, 0, position, answer=position.next_state)
-        move = draw_move(board, random.Random(seed), self._illegal_fraction)
-        text = environment_prompt(board, move, position.history)
-        return Prompt(text, 0, position, answer=next_state(board, move))
+        board, uci, answer = chess.Board(position.fen), position.move, position.next_state
+        if uci is None:
+            move = draw_move(board, random.Random(seed), self._illegal_fraction)
+            uci, answer = move.uci(), next_state(board, move)
+        return Prompt(state_prompt(board.fen(), uci, position.history), 0, position, answer)
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         rows = [_row(prompt.answer or "", text) for prompt, text in zip(prompts, completions, strict=True)]
@@ -115,16 +98,17 @@ class EnvironmentTask:
 
 
 def _row(answer: str, text: str) -> dict[str, float]:
-    expected, found = answer.split("+"), text.rstrip("+").split("+")
-    if len(found) != 4:
-        return {"malformed": 1.0, "fen_similarity": similarity(expected[0], found[0][:120])}
-    reward = plain_number(found[1])
-    flags = [found[i] == expected[i] for i in (2, 3)]
-    kinds = [found[0] != "", reward is not None, found[2] in ("0", "1"), found[3] in ("0", "1")]
+    expected, written = answer.split("+"), text.rstrip("+").split("+")
+    closeness = similarity(expected[0], written[0][:LONGEST_FEN])
+    if len(written) != 4:
+        return {"malformed": 1.0, "fen_similarity": closeness}
+    reward = plain_number(written[1])
+    flags = [written[i] == expected[i] for i in (2, 3)]
+    kinds = [written[0] != "", reward is not None, written[2] in ("0", "1"), written[3] in ("0", "1")]
     return {
         "structure": float(all(kinds)),
-        "exact_fen": float(found[0] == expected[0]),
-        "fen_similarity": similarity(expected[0], found[0][:120]),
+        "exact_fen": float(written[0] == expected[0]),
+        "fen_similarity": closeness,
         "reward_field": float(reward is not None and reward == float(expected[1])),
         "flags": sum(flags) / 2,
     }

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jax_grpo.config_sections import MixturePart
-from jax_grpo.tasks.base import Position, Prompt, Task, total_reward
+from jax_grpo.position import Position
+from jax_grpo.tasks.base import Prompt, Task, total_reward
 from jax_grpo.tasks.stop import union
 
 
-class MixedTask:
+class MixedTask(Task):
     """See the module.
 
     Args:
@@ -30,7 +31,7 @@ class MixedTask:
         self._tasks, self._parts = tasks, parts
         rule, offsets = union([task.stop_rule for task in tasks.values()])
         self.stop_rule, self._offsets = rule, dict(zip(tasks, offsets, strict=True))
-        self.component_weights: Mapping[str, float] = {
+        self.component_weights = {
             f"{name}/{component}": weight
             for name, task in tasks.items()
             for component, weight in (*task.component_weights.items(), ("reward", 0.0))

@@ -8,40 +8,58 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import chess
 import numpy as np
 
-from jax_grpo import rookworld_rows
 from jax_grpo.config_sections import TaskConfig
-from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
+from jax_grpo.position import Position
+from jax_grpo.rookworld_rows import UCI, legal_uci, policy_prompt
+from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
 
 CANDIDATES = 5
-FULL_WEIGHTS = {
-    "structure": 0.2,
-    "parseable": 0.1,
-    "legal_moves": 0.2,
-    "top_five": 0.5,
-    "evaluation": 0.2,
-    "best_move": 1.0,
-    "quality": 0.5,
-    "malformed": -1.0,
-    "legal": 0.5,
-}
-BEST_MOVE_WEIGHTS = {
-    "parseable": 0.1,
-    "legal": 1.0,
-    "top_five": 0.2,
-    "best_move": 0.3,
-    "quality": 0.4,
-    "malformed": -0.5,
-}
 
-_UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
+
+class Style(NamedTuple):
+    """A way of asking.
+
+    Attributes:
+        field: what the prompt ends with.
+        start_state: where the stop rule begins.
+        weights: of the components, by default.
+    """
+
+    field: str
+    start_state: int
+    weights: Mapping[str, float]
+
+
+STYLES = {
+    "full": Style(
+        "M:",
+        SEEKING,
+        {
+            "structure": 0.2,
+            "parseable": 0.1,
+            "legal_moves": 0.2,
+            "top_five": 0.5,
+            "evaluation": 0.2,
+            "best_move": 1.0,
+            "quality": 0.5,
+            "malformed": -1.0,
+            "legal": 0.5,
+        },
+    ),
+    "best_move": Style(
+        "B:",
+        SPACES,
+        {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5},
+    ),
+}
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
 
@@ -52,6 +70,11 @@ class Answer(NamedTuple):
     evaluations: list[str]
     best: str
     structured: bool
+
+
+def parse_answer(style: str, text: str) -> Answer:
+    """Fields of a completion of either prompt style: of the whole row (`full`), or the one move (`best_move`)."""
+    return parse_full(text) if style == "full" else Answer([], [], text.strip(), True)
 
 
 def parse_full(text: str) -> Answer:
@@ -83,35 +106,7 @@ def win_probability(pawns: float) -> float:
     return 1 / (1 + math.exp(-0.368208 * max(-50.0, min(50.0, pawns))))
 
 
-def labelled(positions: Sequence[Position], engine: EnginePool | None) -> list[Position]:
-    """The positions; those without labels get the engine's, when there is one."""
-    if engine is None:
-        return list(positions)
-    missing = sorted({p.fen for p in positions if not p.moves})
-    analyses = dict(zip(missing, engine.analyse(missing), strict=True))
-    return [
-        p if p.moves else dataclasses.replace(p, moves=analyses[p.fen].moves, evaluations=analyses[p.fen].evaluations)
-        for p in positions
-    ]
-
-
-def move_values(positions: Sequence[Position], moves: Sequence[str], engine: EnginePool | None) -> list[float | None]:
-    """Pawns, for the mover, of each move: its label's, else, if it is legal, the engine's of the position after it, else None."""
-    labels = [
-        dict(zip(p.moves, p.evaluations, strict=True)).get(move) for p, move in zip(positions, moves, strict=True)
-    ]
-    if engine is None:
-        return labels
-    fens = [
-        after_move(p.fen, move) if move not in p.moves and move in legal_moves(p.fen) else None
-        for p, move in zip(positions, moves, strict=True)
-    ]
-    wanted = sorted({fen for fen in fens if fen is not None})
-    analyses = dict(zip(wanted, engine.analyse(wanted), strict=True))
-    return [label if fen is None else -analyses[fen].score for label, fen in zip(labels, fens, strict=True)]
-
-
-class PolicyTask:
+class PolicyTask(Task):
     """See the module. Unlabelled positions need `task.engine`.
 
     Components (raw values in [0, 1]):
@@ -127,8 +122,7 @@ class PolicyTask:
     def __init__(self, config: TaskConfig):
         self._style = config.prompt_style
         self._best_for_black = config.best_for_black
-        defaults = FULL_WEIGHTS if self._style == "full" else BEST_MOVE_WEIGHTS
-        self.component_weights = with_overrides(self.name, defaults, config.rewards)
+        self.component_weights = with_overrides(self.name, STYLES[self._style].weights, config.rewards)
         self.stop_rule = policy_stop()
         self._engine = EnginePool(config.engine) if config.engine else None
 
@@ -137,8 +131,8 @@ class PolicyTask:
             self._engine.close()
 
     def prompt(self, position: Position, seed: int) -> Prompt:
-        field, state = {"full": ("M:", SEEKING), "best_move": ("B:", SPACES)}[self._style]
-        return Prompt(rookworld_rows.policy_prompt(position.fen, field), state, position)
+        style = STYLES[self._style]
+        return Prompt(policy_prompt(position.fen, style.field), style.start_state, position)
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """The engine's analyses of unlabelled positions, and the legal moves of all: both are cached."""
@@ -149,38 +143,36 @@ class PolicyTask:
         positions = labelled(_positions(prompts), self._engine)
         answers = [parse_answer(self._style, text) for text in completions]
         values = move_values(positions, [answer.best for answer in answers], self._engine)
-        rows = [self._row(*each) for each in zip(positions, answers, values, strict=True)]
+        rows = [self._row(*row) for row in zip(positions, answers, values, strict=True)]
         return stack(rows, list(self.component_weights))
 
     def _row(self, position: Position, answer: Answer, pawns: float | None) -> dict[str, float]:
-        """Components of one answer; `pawns` is what its best move is worth to the mover, where that is known."""
         legal = legal_moves(position.fen)
         labels = dict(zip(position.moves, position.evaluations, strict=True))
         first = set(position.moves[:CANDIDATES])  # a file, or task.engine.multipv, may have more
-        best = self._best(position)
-        out = {
-            "malformed": float(not answer.structured or not _UCI.fullmatch(answer.best)),
+        row = {
+            "malformed": float(not answer.structured or not UCI.fullmatch(answer.best)),
             "legal": float(answer.best in legal),
-            "best_move": float(answer.best == best),
+            "best_move": float(answer.best == self._best(position)),
         }
         if pawns is not None and answer.best in legal and position.evaluations:
             top = win_probability(max(position.evaluations))
-            out["quality"] = min(win_probability(pawns) / max(top, 1e-3), 1.0)
+            row["quality"] = min(win_probability(pawns) / max(top, 1e-3), 1.0)
         if self._style == "best_move":
-            return out | {"parseable": 1 - out["malformed"], "top_five": float(answer.best in first)}
+            return row | {"parseable": 1 - row["malformed"], "top_five": float(answer.best in first)}
         moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
         numbers = [float(e) if _NUMBER.fullmatch(e) else None for e in evaluations]
         # A position may have fewer legal moves than candidates asked for; published rows then list those there are.
         expected = min(CANDIDATES, len(legal))
         listed = max(expected, len(moves), len(evaluations), 1)
-        fields = [*(bool(_UCI.fullmatch(m)) for m in moves), *(n is not None for n in numbers)]
+        fields = [*(bool(UCI.fullmatch(m)) for m in moves), *(n is not None for n in numbers)]
         errors = [
             abs(win_probability(number) - win_probability(labels[move]))
             for move, number in zip(moves, numbers, strict=False)
             if number is not None and move in labels
         ]
         counts_right = len(answer.moves) == len(answer.evaluations) == expected
-        return out | {
+        return row | {
             "structure": float(answer.structured and counts_right),
             "parseable": sum(fields) / (2 * listed),
             "legal_moves": len(set(moves) & legal) / listed,
@@ -201,10 +193,32 @@ def _positions(prompts: Sequence[Prompt]) -> list[Position]:
     return positions
 
 
+def labelled(positions: Sequence[Position], engine: EnginePool | None) -> list[Position]:
+    """The positions; those without labels get the engine's, when there is one."""
+    if engine is None:
+        return list(positions)
+    analyses = engine.by_fen(p.fen for p in positions if not p.moves)
+    return [
+        p if p.moves else dataclasses.replace(p, moves=analyses[p.fen].moves, evaluations=analyses[p.fen].evaluations)
+        for p in positions
+    ]
+
+
+def move_values(positions: Sequence[Position], moves: Sequence[str], engine: EnginePool | None) -> list[float | None]:
+    """Pawns, for the mover, of each move: its label's, else, if it is legal, the engine's of the position after it, else None."""
+    pairs = list(zip(positions, moves, strict=True))
+    labels = [dict(zip(p.moves, p.evaluations, strict=True)).get(move) for p, move in pairs]
+    if engine is None:
+        return labels
+    fens = [after_move(p.fen, m) if m not in p.moves and m in legal_moves(p.fen) else None for p, m in pairs]
+    analyses = engine.by_fen(fen for fen in fens if fen is not None)
+    return [label if fen is None else -analyses[fen].score for label, fen in zip(labels, fens, strict=True)]
+
+
 @functools.lru_cache(maxsize=65536)
 def legal_moves(fen: str) -> frozenset[str]:
     """UCI of every legal move."""
-    return frozenset(move.uci() for move in chess.Board(fen).legal_moves)
+    return frozenset(legal_uci(chess.Board(fen)))
 
 
 def after_move(fen: str, uci: str) -> str:

@@ -68,39 +68,37 @@ def union(rules: Sequence[StopRule]) -> tuple[StopRule, list[int]]:
     """
     offsets = np.cumsum([0, *(len(rule.transitions_SB) for rule in rules)])
     accept = int(offsets[-1])
-    moved = [
+    transitions = [
         np.where(rule.transitions_SB == rule.accept, accept, rule.transitions_SB + offset)
         for rule, offset in zip(rules, offsets, strict=False)
     ]
-    transitions_SB = np.concatenate([*moved, np.full((1, 256), accept)]).astype(np.int32)
+    transitions_SB = np.concatenate([*transitions, np.full((1, 256), accept)]).astype(np.int32)
     includes_SB = np.concatenate([*(rule.includes_last_SB for rule in rules), np.zeros((1, 256), bool)])
     return StopRule(transitions_SB, accept, includes_SB), offsets[:-1].tolist()
 
 
-class _Builder:
-    """Collects transitions; every byte without one of its own takes the state's default."""
+def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:
+    """The rule whose last state accepts.
 
-    def __init__(self, states: int):
-        self.accept = states - 1
-        self.transitions_SB = np.repeat(np.arange(states, dtype=np.int32)[:, None], 256, axis=1)
-        self.includes_SB = np.zeros((states, 256), bool)
-
-    def default(self, state: int, target: int) -> None:
-        self.transitions_SB[state, :] = target
-
-    def on(self, state: int, chars: str, target: int, *, include: bool = True) -> None:
-        columns = [ord(c) for c in chars]
-        self.transitions_SB[state, columns] = target
-        self.includes_SB[state, columns] = include
-
-    def rule(self) -> StopRule:
-        return StopRule(self.transitions_SB, self.accept, self.includes_SB)
+    Args:
+        default: where each state goes on a byte without an arrow.
+        arrows: (state, characters, state that they lead to).
+        include: whether a character that leads to the last state by an arrow belongs to the text.
+    """
+    transitions_SB = np.repeat(np.array(default, np.int32)[:, None], 256, axis=1)
+    includes_SB = np.zeros_like(transitions_SB, bool)
+    for state, chars, target in arrows:
+        columns = [ord(char) for char in chars]
+        transitions_SB[state, columns] = target
+        includes_SB[state, columns] = include
+    return StopRule(transitions_SB, len(default) - 1, includes_SB)
 
 
 # States of the policy rule.
 SEEKING, SEEN_B, SPACES = 0, 1, 2
 _FROM_RANK, _TO_FILE, _TO_RANK, _PROMOTION, _ACCEPT = 3, 4, 5, 6, 7
 FILES, RANKS, INNER_RANKS, PROMOTIONS = "abcdefgh", "12345678", "234567", "qrbn"
+ANY = "".join(map(chr, range(256)))
 
 
 @functools.cache
@@ -111,39 +109,30 @@ def policy_stop() -> StopRule:
     to an inner rank ends at its fourth character. One to rank 1 or 8 may promote, so the next character decides; it is
     part of the text only if it is a promotion letter. Anything that cannot continue a move stops at once, excluded.
     """
-    b = _Builder(8)
-    b.default(SEEKING, SEEKING)
-    b.on(SEEKING, "B", SEEN_B)
-    b.default(SEEN_B, SEEKING)
-    b.on(SEEN_B, "B", SEEN_B)
-    b.on(SEEN_B, ":", SPACES)
-    for state in (SPACES, _FROM_RANK, _TO_FILE, _TO_RANK, _PROMOTION):
-        b.default(state, _ACCEPT)
-    b.on(SPACES, " ", SPACES)
-    b.on(SPACES, FILES, _FROM_RANK)
-    b.on(_FROM_RANK, RANKS, _TO_FILE)
-    b.on(_TO_FILE, FILES, _TO_RANK)
-    b.on(_TO_RANK, INNER_RANKS, _ACCEPT)
-    b.on(_TO_RANK, "18", _PROMOTION)
-    b.on(_PROMOTION, PROMOTIONS, _ACCEPT)
-    return b.rule()
+    return _automaton(
+        [SEEKING, SEEKING, *[_ACCEPT] * 6],
+        [
+            (SEEKING, "B", SEEN_B),
+            (SEEN_B, "B", SEEN_B),
+            (SEEN_B, ":", SPACES),
+            (SPACES, " ", SPACES),
+            (SPACES, FILES, _FROM_RANK),
+            (_FROM_RANK, RANKS, _TO_FILE),
+            (_TO_FILE, FILES, _TO_RANK),
+            (_TO_RANK, INNER_RANKS, _ACCEPT),
+            (_TO_RANK, "18", _PROMOTION),
+            (_PROMOTION, PROMOTIONS, _ACCEPT),
+        ],
+    )
 
 
 @functools.cache
 def environment_stop() -> StopRule:
     """After the first character of the fourth `+`-separated field, which is a single flag; nothing after it counts."""
-    b = _Builder(5)
-    for field in range(3):
-        b.default(field, field)
-        b.on(field, "+", field + 1)
-    b.transitions_SB[3, :] = b.accept
-    b.includes_SB[3, :] = True
-    return b.rule()
+    return _automaton([0, 1, 2, 4, 4], [(0, "+", 1), (1, "+", 2), (2, "+", 3), (3, ANY, 4)])
 
 
 @functools.cache
 def word_stop() -> StopRule:
     """Before the first space or line break."""
-    b = _Builder(2)
-    b.on(0, " \n", b.accept, include=False)
-    return b.rule()
+    return _automaton([0, 1], [(0, " \n", 1)], include=False)

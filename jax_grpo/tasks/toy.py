@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_grpo.config_sections import TaskConfig
-from jax_grpo.tasks.base import Position, Prompt, stack, with_overrides
+from jax_grpo.position import Position
+from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.stop import word_stop
 
 
-class LengthTask:
+class LengthTask(Task):
     """The completion ends at its first space, so a policy must learn to leave spaces out. Prompts are positions' FENs.
 
     A word, because a random policy almost never draws end-of-text: without another stop it would start at the cap.
@@ -21,12 +22,6 @@ class LengthTask:
         self._cap = config.length_cap
         self.component_weights = with_overrides(self.name, {"length": 1.0}, config.rewards)
         self.stop_rule = word_stop()
-
-    def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Nothing to do before the completions are there."""
-
-    def close(self) -> None:
-        pass
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         return Prompt(f"{position.fen}\n", 0, position)

@@ -1,0 +1,69 @@
+"""A chess position: what is known about it, what makes two the same, and which split it is in.
+
+The split is a hash of the position itself, so no position is ever in two, whatever file it stands in: data sets and files are
+split alike. Knows no files.
+"""
+
+import dataclasses
+import hashlib
+import sys
+
+import chess
+
+HISTORY = 10  # half-moves remembered before a position
+MATE_PAWNS = 100.0  # a mate in n moves is +-(100 - n/100) pawns
+SHARES = 10_000  # a share is rounded to so many parts
+FILE_SHARE = 0.1  # of a file's positions, held out; the default share of a data set
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Position:
+    """A chess position and what is known about it.
+
+    Attributes:
+        fen: Forsyth-Edwards notation, six fields.
+        history: up to `HISTORY` UCI moves that led here, oldest first.
+        moves: the engine's best moves, best first; empty where unlabelled.
+        evaluations: in pawns from the side to move, aligned with `moves`; see `MATE_PAWNS`.
+        best: the move a published row calls best, where it differs from `moves[0]` on purpose.
+        move: the move whose outcome the environment task asks for; None: one is drawn.
+        next_state: the answer to that, `<new FEN>+<reward>+<terminated>+<truncated>`; given exactly with `move`.
+    """
+
+    fen: str
+    history: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ()
+    evaluations: tuple[float, ...] = ()
+    best: str | None = None
+    move: str | None = None
+    next_state: str | None = None
+
+    def __post_init__(self) -> None:
+        # Some 1,900 moves can be written: one string for each, not fifteen for every position of a data set.
+        object.__setattr__(self, "history", tuple(map(sys.intern, self.history)))
+        object.__setattr__(self, "moves", tuple(map(sys.intern, self.moves)))
+
+    @classmethod
+    def of_board(cls, board: chess.Board) -> "Position":
+        """The position on a board, with the moves that led to it and without labels."""
+        return cls(board.fen(), recent_moves(board))
+
+
+def recent_moves(board: chess.Board) -> tuple[str, ...]:
+    """UCI of the last `HISTORY` half-moves, oldest first."""
+    return tuple(move.uci() for move in board.move_stack[-HISTORY:])
+
+
+def position_key(board: chess.Board) -> str:
+    """Board, side to move, castling rights and en passant square: what makes two positions the same."""
+    return board.epd()
+
+
+def digest(key: str) -> int:
+    """64 bits of a position's key, which its split is taken from."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
+def is_heldout(key: str, heldout: int, count: int) -> bool:
+    """Whether the position belongs to the held-out split, which is `heldout` parts beside `count` parts of training."""
+    return digest(key) % (count + heldout) < heldout
