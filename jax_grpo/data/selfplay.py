@@ -20,7 +20,7 @@ import pyarrow as pa
 from jax_grpo.data.shards import Source, row_position
 from jax_grpo.position import recent_moves
 from jax_grpo.random_play import sparse_start
-from jax_grpo.tasks.engine import best_lines, engine_name, start_engine
+from jax_grpo.tasks.engine import engine_name, search, start_engine
 
 MAX_PLIES = 160
 GAMES_A_BATCH = 4
@@ -51,7 +51,7 @@ def play_game(engine: chess.engine.SimpleEngine, seed: int, game: int, nodes: in
         if len(board.move_stack) < opening_plies or rng.random() < 0.4:
             board.push(rng.choice(legal))
             continue
-        moves, evaluations = best_lines(engine, board, nodes=nodes, multipv=5)
+        moves, evaluations, _ = search(engine, board, nodes=nodes, multipv=5)
         rows.append({"fen": board.fen(), "history": recent_moves(board), "moves": moves, "evaluations": evaluations})
         best_or_other = rng.choices(moves, weights=[0.5**rank for rank in range(len(moves))])[0]
         board.push(rng.choice(legal) if rng.random() < blunder else chess.Move.from_uci(best_or_other))

@@ -77,16 +77,20 @@ def engine_name(path: str) -> str:
         return engine.id["name"]
 
 
-def best_lines(
-    engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int, multipv: int
-) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """The first moves (UCI) of the best lines, best first, and their evaluations in pawns from the side to move."""
-    # A fresh `game` sends ucinewgame, which clears the hash table: the answer depends on the position and limit alone.
+def search(engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int, multipv: int) -> Analysis:
+    """One search, whose result depends on the position and the limits alone.
+
+    Raises:
+        chess.engine.EngineError: the engine failed, or gave no line.
+    """
+    # A fresh `game` sends ucinewgame, which clears the hash table.
     lines = engine.analyse(board, chess.engine.Limit(nodes=nodes), multipv=multipv, game=object())
-    best = [
-        (line["pv"][0].uci(), pawns(line["score"])) for line in lines if "pv" in line and "score" in line and line["pv"]
-    ]
-    return tuple(move for move, _ in best), tuple(evaluation for _, evaluation in best)
+    lines = [(line.get("pv"), line.get("score")) for line in lines]
+    best = [(pv[0].uci(), pawns(score)) for pv, score in lines if pv and score is not None]
+    if not best:
+        raise chess.engine.EngineError(f"no line for {board.fen()!r}")
+    moves, evaluations = zip(*best, strict=True)
+    return Analysis(moves, evaluations, evaluations[0])
 
 
 class EnginePool:
@@ -162,9 +166,9 @@ class EnginePool:
             engine = self._idle.get()
             try:
                 engine = engine or self._start()
-                moves, evaluations = self._watched(engine, board)
+                analysis = self._watched(engine, board)
                 self._idle.put(engine)
-                return Analysis(moves, evaluations, evaluations[0])
+                return analysis
             except failures as error:
                 problem = error
                 if engine is not None:
@@ -174,14 +178,12 @@ class EnginePool:
             f"{self._path} failed {ATTEMPTS} times on {fen!r}: {type(problem).__name__}: {problem}"
         ) from problem
 
-    def _watched(
-        self, engine: chess.engine.SimpleEngine, board: chess.Board
-    ) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    def _watched(self, engine: chess.engine.SimpleEngine, board: chess.Board) -> Analysis:
         """One search. A node limit has no clock, so a stopped process would be waited for without end: it is killed."""
         watchdog = threading.Timer(self._config.timeout_s, _kill, (engine,))
         watchdog.start()
         try:
-            return best_lines(engine, board, nodes=self._config.nodes, multipv=self._config.multipv)
+            return search(engine, board, nodes=self._config.nodes, multipv=self._config.multipv)
         finally:
             watchdog.cancel()
 
