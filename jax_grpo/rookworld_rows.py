@@ -167,11 +167,6 @@ def parse_policy_row(row: str) -> PolicyRow:
     return PolicyRow(fen, tuple(moves), finite(numbers, "evaluations", "numbers in pawns"), best[0])
 
 
-def policy_prompt(fen: str, field: str) -> str:
-    """A policy row up to the field that is asked for: `M:` for the whole row, `B:` for one move."""
-    return f"P: {fen}    {field}"
-
-
 def format_policy_row(row: PolicyRow, *, padded: bool = False) -> str:
     """The row with four spaces between fields, or padded to the published columns (90, 30, 40)."""
     moves, evaluations = " ".join(row.moves), " ".join(map(str, row.evaluations))

@@ -93,11 +93,6 @@ def _ends_with_field(part: str, marker: str) -> bool:
     return part[-1:] == marker and part[-2:-1].isspace()
 
 
-def parse_answer(style: str, text: str) -> Answer:
-    """Fields of a completion of either prompt style: of the whole row (`full`), or the one move (`best_move`)."""
-    return parse_full(text) if style == "full" else Answer([], [], text.strip(), True)
-
-
 def win_probability(pawns: float) -> float:
     """Expected score of an evaluation in pawns, in [0, 1]: 1 / (1 + exp(-0.368208 pawns)).
 
