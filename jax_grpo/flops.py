@@ -1,8 +1,8 @@
 """Model FLOPs by formula, and how near a device's peak a phase of training came (MFU).
 
 Counted is what the algorithm needs, not what a program does: real tokens (no padding), keys a token may see, a prompt once for
-its G completions, no recomputation, and no backward pass where there is no gradient (`useful_work`). So MFU cannot be raised by
-wasting work, and above 100 % the number is wrong.
+its G completions, no recomputation, and no backward pass where there is no gradient (`loss.update_work`). So MFU cannot be
+raised by wasting work, and above 100 % the number is wrong.
 """
 
 from collections.abc import Mapping

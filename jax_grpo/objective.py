@@ -1,4 +1,4 @@
-"""The GRPO family's per-token objectives, KL estimators and aggregations, as pure functions of arrays.
+"""The GRPO family's per-token objectives, KL estimators and their controller, and aggregations, as pure functions of arrays.
 
 A loss here is always `sum(weights_BS * per_token_BS)`: the aggregation is a table of weights computed once over the whole
 optimiser batch, so that any cut into micro-batches sums to the same value and gradient. Masked positions may hold anything,
@@ -8,7 +8,7 @@ NaN included: they are replaced before the first exponential. Knows nothing of m
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config_sections import ObjectiveConfig
+from jax_grpo.config_sections import KLConfig, ObjectiveConfig
 
 
 def masked(x_BS: jax.Array, mask_BS: jax.Array) -> jax.Array:
@@ -239,3 +239,30 @@ def masked_quantile(x_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax
     1.5
     """
     return jnp.nanquantile(jnp.where(mask_BS.astype(bool), x_BS, jnp.nan), quantile)
+
+
+MAX_LOG_CHANGE = 0.2  # of beta in one step, either way
+
+
+def adaptive_beta(beta: jax.Array, kl_observed: jax.Array, config: KLConfig) -> jax.Array:
+    """beta * exp(clip((KL_obs - KL_target) / KL_target, -0.2, 0.2)), clamped to [beta_min, beta_max].
+
+    Proportional control of the mean KL per token in nats (Ziegler et al. 2019, section 2.2, with an exponential step).
+    A non-finite observation leaves beta as it is.
+
+    >>> config = KLConfig(adaptive=True, target=0.02)
+    >>> [round(float(adaptive_beta(jnp.float32(0.1), kl, config)), 4) for kl in (0.02, 0.021, 0.5, 0.0, jnp.nan)]
+    [0.1, 0.1051, 0.1221, 0.0819, 0.1]
+    """
+    error = jnp.clip((kl_observed - config.target) / config.target, -MAX_LOG_CHANGE, MAX_LOG_CHANGE)
+    moved = jnp.clip(beta * jnp.exp(error), config.beta_min, config.beta_max)
+    return jnp.where(jnp.isfinite(kl_observed), moved, beta).astype(beta.dtype)
+
+
+def beyond_guardrail(kl_observed: float | jax.Array, config: KLConfig) -> jax.Array:
+    """Whether the KL per token is more than twice its target.
+
+    >>> [bool(beyond_guardrail(kl, KLConfig(target=0.02))) for kl in (0.04, 0.05)]
+    [False, True]
+    """
+    return jnp.asarray(kl_observed) > 2 * config.target

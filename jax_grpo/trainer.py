@@ -15,9 +15,10 @@ from jax_grpo import advantages, flops
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
 from jax_grpo.checkpoint import abstract, content_hash, restore
 from jax_grpo.config import Config
-from jax_grpo.kl_control import beyond_guardrail
 from jax_grpo.loading import Policy, load_policy
+from jax_grpo.loss import update_work
 from jax_grpo.memory.advice import explain_out_of_memory
+from jax_grpo.objective import beyond_guardrail
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
 from jax_grpo.prompts import PromptDataset, load_positions, sampling_numbers
 from jax_grpo.remembered import Remembered
@@ -31,7 +32,6 @@ from jax_grpo.system.phases import Phases
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, checked_score, total_reward
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
-from jax_grpo.useful_work import update_work
 
 
 class NonFiniteUpdates(RuntimeError):

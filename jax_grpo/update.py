@@ -17,10 +17,10 @@ from flax import nnx, struct
 
 from jax_grpo.batch import Batch, cut
 from jax_grpo.config import Config
-from jax_grpo.kl_control import adaptive_beta
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.loss import TokenTerms, is_empty, metrics, token_terms
+from jax_grpo.objective import adaptive_beta
 from jax_grpo.optimiser import adamw, kept, moved, schedule
 from jax_grpo.system.compilation import training_options
 

@@ -151,7 +151,7 @@ FAULTS = {
     "a draw at the second occurrence": Fault("data/arbiter.py", "board.is_repetition(3)", "board.is_repetition(2)", "test_data.py -k threefold"),
     "the first moves for the last": Fault("position.py", "for move in board.move_stack[-HISTORY:]", "for move in board.move_stack[:HISTORY]", "test_prompts.py -k pgn_gives"),
     "every epoch in the same order": Fault("prompts.py", "default_rng((self._seed, epoch))", "default_rng(self._seed)", "test_prompts.py -k 'order_is or own_order'"),
-    "the KL's error relative to itself": Fault("kl_control.py", "(kl_observed - config.target) / config.target", "(kl_observed - config.target) / kl_observed", "test_kl_control.py -k relative_error"),
+    "the KL's error relative to itself": Fault("objective.py", "(kl_observed - config.target) / config.target", "(kl_observed - config.target) / kl_observed", "test_kl_control.py -k relative_error"),
     "a record twice after resuming": Fault("metrics.py", '["iteration"] < first_iteration]', '["iteration"] <= first_iteration]', "test_metrics_continued.py"),
     "a token does not see itself": Fault("flops.py", "read_PG * (read_PG + 1) // 2", "read_PG * (read_PG - 1) // 2", "test_flops.py -k counted_once"),
     "health looks one iteration late": Fault("health.py", "if len(self.history) >= count else []", "if len(self.history) > count else []", "test_health.py -k each_check"),

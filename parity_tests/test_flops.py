@@ -12,12 +12,11 @@ from flax import nnx
 from jax_grpo import flops
 from jax_grpo.batch import Batch, FlatTokens
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
-from jax_grpo.loss import token_terms
+from jax_grpo.loss import token_terms, update_work
 from jax_grpo.model import GPT2, GPT2Config
 from jax_grpo.system import devices
 from jax_grpo.trainer import Trainer
 from jax_grpo.update import make_gradient, make_score
-from jax_grpo.useful_work import update_work
 
 SIZES = GPT2Config(vocab_size=2048, num_layers=2, num_heads=4, hidden_size=256, max_position_embeddings=64)
 ROWS, LENGTH = 4, 64

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_grpo.config_sections import KLConfig
-from jax_grpo.kl_control import adaptive_beta, beyond_guardrail
+from jax_grpo.objective import adaptive_beta, beyond_guardrail
 
 KL = KLConfig(target=0.05, beta=0.04, beta_min=0.01, beta_max=0.1)
 
