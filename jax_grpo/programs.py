@@ -1,6 +1,6 @@
 """The compiled programs of a run: generate, score, update. The trainer runs these very ones, the memory report compiles them.
 
-What is static, donated and shared stands in `rollout.make_generate`, `update.make_score` and `update.make_update`.
+What is static, donated and shared stands in `rollout.generate.make_generate`, `update.make_score` and `update.make_update`.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config
+from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.optimiser import STORED
-from jax_grpo.rollout import Rollout, make_generate, padded_length
-from jax_grpo.sampling import Sampling
+from jax_grpo.rollout.generate import Rollout, make_generate, padded_length
+from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.tasks.base import Task
-from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.update import make_score, make_update
 
 

@@ -22,11 +22,11 @@ from flax import nnx
 
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import Batch, CannotCut, FlatTokens
-from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.loading import Model, Policy, load_model
+from jax_grpo.model.named import Model, Policy, load_model
+from jax_grpo.model.weights import WeightsError, to_hf
+from jax_grpo.run.files import CheckpointError
 from jax_grpo.update import init_state, make_score, make_step
-from jax_grpo.weights import WeightsError, to_hf
 
 TOKEN_ARRAYS = ("input_ids", "attention_mask", "completion_mask")
 OPTIONAL_TOKEN_ARRAYS = ("old_logp", "ref_logp", "sampling_logp", "entropy")

@@ -15,19 +15,22 @@ import jax
 import numpy as np
 
 from jax_grpo.batch import Batch, record
-from jax_grpo.checkpoint import Checkpoints
-from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config, parse_cli
-from jax_grpo.console import Console
-from jax_grpo.evaluation.during_training import Evaluator
-from jax_grpo.flops import ImpossibleRate
-from jax_grpo.health import HealthLog
-from jax_grpo.heldout import Heldout, heldout_positions, told
+from jax_grpo.evaluate.during_training import Evaluator
 from jax_grpo.memory.advice import DeviceOutOfMemory
 from jax_grpo.memory.fit import choose_micro_batches
-from jax_grpo.metrics import MetricsError, MetricsLog
-from jax_grpo.milestones import Milestones
-from jax_grpo.resume import (
+from jax_grpo.model.flops import ImpossibleRate
+from jax_grpo.model.weights import save_hf
+from jax_grpo.positions.heldout import Heldout, heldout_positions, told
+from jax_grpo.report.console import Console
+from jax_grpo.report.health import HealthLog
+from jax_grpo.report.log import MetricsError, MetricsLog
+from jax_grpo.report.samples import sample_rows
+from jax_grpo.run.checkpoints import Checkpoints
+from jax_grpo.run.files import CheckpointError
+from jax_grpo.run.folder import locked_folder, record_finish, record_start, write_whole
+from jax_grpo.run.milestones import Milestones
+from jax_grpo.run.resume import (
     CHECKPOINTS,
     OPTIONS,
     PROGRAM,
@@ -37,8 +40,6 @@ from jax_grpo.resume import (
     find_origin,
     require_same_run,
 )
-from jax_grpo.run_folder import locked_folder, record_finish, record_start, write_whole
-from jax_grpo.samples import sample_rows
 from jax_grpo.system import compilation
 from jax_grpo.system.compilation import Profiler
 from jax_grpo.system.memory import give_back_early
@@ -47,7 +48,6 @@ from jax_grpo.system.process import StopSignals
 from jax_grpo.tasks.base import RewardError, applicable
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.trainer import NonFiniteUpdates, Scored, Trainer
-from jax_grpo.weights import save_hf
 
 RUN_ERRORS = (
     CheckpointError,
@@ -128,7 +128,7 @@ def train(
                 return run_dir
 
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
-        from jax_grpo.pictures import save_all  # matplotlib, which is slow to import, is not needed before
+        from jax_grpo.report.curves import save_all  # matplotlib, which is slow to import, is not needed before
 
         pictures = save_all(run_dir, evaluator, milestones.evaluation)
         record_finish(run_dir)

@@ -11,20 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grpo
-from jax_grpo import advantages, flops
+from jax_grpo import advantages
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
-from jax_grpo.checkpoint import abstract, content_hash, restore
 from jax_grpo.config import Config
-from jax_grpo.loading import Policy, load_policy
 from jax_grpo.loss import update_work
 from jax_grpo.memory.advice import explain_out_of_memory
+from jax_grpo.model import flops
+from jax_grpo.model.named import Policy, load_policy
 from jax_grpo.objective import beyond_guardrail
+from jax_grpo.positions.dataset import PromptDataset, load_positions, sampling_numbers
+from jax_grpo.positions.remembered import Remembered
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
-from jax_grpo.prompts import PromptDataset, load_positions, sampling_numbers
-from jax_grpo.remembered import Remembered
-from jax_grpo.resume import Origin, require_same_data
-from jax_grpo.rollout import Rollout, decode_completions, encode_fitting, encode_prompts
-from jax_grpo.samples import distinct_share
+from jax_grpo.report.samples import distinct_share
+from jax_grpo.rollout.generate import Rollout, decode_completions, encode_fitting, encode_prompts
+from jax_grpo.run.checkpoints import abstract, content_hash, restore
+from jax_grpo.run.resume import Origin, require_same_data
 from jax_grpo.system.compilation import Compilations, takes_time
 from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory, trim

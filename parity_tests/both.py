@@ -17,11 +17,11 @@ import torch_ref.batch
 import torch_ref.model
 import torch_ref.replay
 from jax_grpo.config import Config
-from jax_grpo.loading import Policy
-from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.model.named import Policy
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import hf_name
 from jax_grpo.replay import replay
-from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.weights import hf_name
 from torch_ref.compare import largest
 
 Arrays = dict[str, np.ndarray]

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 
 from jax_grpo.batch import Batch, FlatTokens, GroupedTokens
 from jax_grpo.config import Config
-from jax_grpo.model import GPT2, GPT2Config, Remat
+from jax_grpo.model.gpt2 import GPT2, GPT2Config, Remat
 from torch_ref.compare import FOUND, REFERENCE, finite, relative_l2
 
 _allclose = np.testing.assert_allclose

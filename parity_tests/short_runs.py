@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from conftest import PATIENCE_S
 
-from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import load
-from jax_grpo.prompts import selfplay_positions
-from jax_grpo.records import read_records
-from jax_grpo.weights import load_hf
+from jax_grpo.model.weights import load_hf
+from jax_grpo.positions.dataset import selfplay_positions
+from jax_grpo.report.records import read_records
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import load
 
 ITERATIONS = 16
 TIMES = ("time/", "memory/", "tokens_per_second", "flops_per_second/", "mfu/", "compile/")

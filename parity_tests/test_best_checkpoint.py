@@ -14,14 +14,14 @@ import pytest
 from conftest import config
 from short_runs import TIMES
 
-from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints, load, load_params
-from jax_grpo.checkpoint_files import CheckpointError
-from jax_grpo.config_loading import ConfigError
-from jax_grpo.config_sections import CheckpointConfig
-from jax_grpo.heldout import heldout_positions
-from jax_grpo.metrics import MetricsLog
-from jax_grpo.records import read_records
+from jax_grpo.config.loading import ConfigError
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.positions.heldout import heldout_positions
+from jax_grpo.report.log import MetricsLog
+from jax_grpo.report.records import read_records
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import Checkpoints, load, load_params
+from jax_grpo.run.files import CheckpointError
 from jax_grpo.train import make_evaluator, train
 from jax_grpo.trainer import Trainer
 
@@ -122,7 +122,7 @@ KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 from jax_grpo.config import load_config
-from jax_grpo.metrics import MetricsLog
+from jax_grpo.report.log import MetricsLog
 from jax_grpo.train import train
 
 written = MetricsLog.write

@@ -20,12 +20,12 @@ from conftest import PATIENCE_S, TINY, config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints, abstract, content_hash, load, load_params, named, restore
-from jax_grpo.checkpoint_files import CheckpointError
-from jax_grpo.config_sections import CheckpointConfig
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.model.weights import abstract_params
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import Checkpoints, abstract, content_hash, load, load_params, named, restore
+from jax_grpo.run.files import CheckpointError
 from jax_grpo.update import init_state
-from jax_grpo.weights import abstract_params
 
 
 def state(seed: int = 0):
@@ -310,8 +310,8 @@ def test_state_saved_on_one_device_is_restored_onto_four_and_back(tmp_path):
         import sys, jax, numpy as np, jax.numpy as jnp
         from pathlib import Path
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-        from jax_grpo.checkpoint import Checkpoints, content_hash, load, restore
-        from jax_grpo.config_sections import CheckpointConfig
+        from jax_grpo.run.checkpoints import Checkpoints, content_hash, load, restore
+        from jax_grpo.config.sections import CheckpointConfig
         folder = Path(sys.argv[1])
         mesh = Mesh(np.array(jax.devices()), ("data",))
         rows, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())

@@ -9,8 +9,8 @@ import pytest
 from conftest import config
 from short_runs import TIMES
 
-from jax_grpo.records import read_records
-from jax_grpo.rollout import encode_prompts
+from jax_grpo.report.records import read_records
+from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.trainer import Trainer
 
 RUN = [

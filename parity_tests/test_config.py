@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_grpo.config import Config, ConfigError, check_files, load_config, load_yaml, parse_cli
-from jax_grpo.config_loading import settings as known_settings
+from jax_grpo.config.loading import settings as known_settings
 from jax_grpo.train import main
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import PATIENCE_S
 
-from jax_grpo.config_sections import PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig, TaskConfig
 from jax_grpo.data import arbiter, selfplay
 from jax_grpo.data.__main__ import main
 from jax_grpo.data.arbiter import SCHEMA, Options, game_rows, illegal_move, seeded_game
 from jax_grpo.data.black_labels import count, read_rows
 from jax_grpo.data.files import read_stream
 from jax_grpo.data.shards import Source, write_shards
-from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.prompts import load_positions, read_packaged
-from jax_grpo.rookworld_rows import EnvironmentRow, format_environment_row, parse_environment_row
+from jax_grpo.positions.dataset import load_positions, read_packaged
+from jax_grpo.positions.files import PositionFileError, read_positions
+from jax_grpo.positions.rookworld import EnvironmentRow, format_environment_row, parse_environment_row
 from jax_grpo.tasks.environment import EnvironmentTask, draw_move, next_state
 from jax_grpo.tasks.policy import PolicyTask
 

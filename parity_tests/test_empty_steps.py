@@ -13,15 +13,15 @@ from conftest import tiny_model
 from flax import struct
 
 import torch_ref.batch
-from jax_grpo.checkpoint import Checkpoints, abstract, load, restore
-from jax_grpo.checkpoint_files import CheckpointError
 from jax_grpo.config import Config
-from jax_grpo.config_sections import CheckpointConfig
-from jax_grpo.health import diagnose
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.model.weights import to_hf
 from jax_grpo.replay import batch_from
+from jax_grpo.report.health import diagnose
+from jax_grpo.run.checkpoints import Checkpoints, abstract, load, restore
+from jax_grpo.run.files import CheckpointError
 from jax_grpo.trainer import over_steps
 from jax_grpo.update import LATER_COUNTERS, init_state, make_update
-from jax_grpo.weights import to_hf
 from torch_ref import train as torch_train
 from torch_ref.compare import TOLERANCES, observable, tensor_errors
 from torch_ref.update import optimiser_step, start

@@ -13,26 +13,26 @@ import numpy as np
 import pytest
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config_files import require_weights
-from jax_grpo.config_sections import ModelConfig
-from jax_grpo.evaluate import main, parse
-from jax_grpo.evaluation import EvaluationError
-from jax_grpo.evaluation.environment import environment_prompts, environment_rows, environment_task
-from jax_grpo.evaluation.generation import Generator
-from jax_grpo.evaluation.mates import mate_rows, read_mates
-from jax_grpo.evaluation.policy import policy_rows, policy_task
-from jax_grpo.evaluation.selfplay import openings, pgn, play, selfplay_estimates
-from jax_grpo.evaluation.statistics import Z, bootstrap_mean, difference, mean, proportion, summarise
-from jax_grpo.evaluation.suites import Data, run_suites
-from jax_grpo.evaluation.tables import compare, comparison_page, evaluation_page, published_figures, read_report
-from jax_grpo.loading import find_tokenizer, load_policy
-from jax_grpo.prompts import read_packaged
-from jax_grpo.sft_rows import policy_row
+from jax_grpo.config.files import require_weights
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.evaluate import EvaluationError
+from jax_grpo.evaluate.__main__ import main, parse
+from jax_grpo.evaluate.environment import environment_prompts, environment_rows, environment_task
+from jax_grpo.evaluate.mates import mate_rows, read_mates
+from jax_grpo.evaluate.policy import policy_rows, policy_task
+from jax_grpo.evaluate.selfplay import openings, pgn, play, selfplay_estimates
+from jax_grpo.evaluate.statistics import Z, bootstrap_mean, difference, mean, proportion, summarise
+from jax_grpo.evaluate.suites import Data, run_suites
+from jax_grpo.evaluate.tables import compare, comparison_page, evaluation_page, published_figures, read_report
+from jax_grpo.model.named import find_tokenizer, load_policy
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import WeightsError
+from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.rollout.texts import Generator
+from jax_grpo.sft.rows import policy_row
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.environment import next_state
 from jax_grpo.tasks.policy import win_probability
-from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.weights import WeightsError
 
 POSITIONS = read_packaged("heldout")[:60]
 

@@ -11,21 +11,22 @@ import torch
 from flax import nnx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jax_grpo import evaluate, export
-from jax_grpo.evaluation import EvaluationError
-from jax_grpo.evaluation.environment import environment_prompts, environment_task
-from jax_grpo.evaluation.generation import Generator
-from jax_grpo.evaluation.policy import policy_task
-from jax_grpo.evaluation.selfplay import openings
-from jax_grpo.evaluation.suites import CAPS, Data, our_generators, run_suites
-from jax_grpo.hf_tokenizer import chess_backend
-from jax_grpo.loading import describe_model, load_named
-from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.prompts import read_packaged
-from jax_grpo.rollout import encode_prompts
-from jax_grpo.sft_rows import policy_row
-from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.weights import WeightsError, save_hf
+from jax_grpo.evaluate import EvaluationError
+from jax_grpo.evaluate import __main__ as evaluate
+from jax_grpo.evaluate.environment import environment_prompts, environment_task
+from jax_grpo.evaluate.policy import policy_task
+from jax_grpo.evaluate.selfplay import openings
+from jax_grpo.evaluate.suites import CAPS, Data, our_generators, run_suites
+from jax_grpo.export import __main__ as export
+from jax_grpo.export.tokenizer import chess_backend
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.model.named import describe_model, load_named
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import WeightsError, save_hf
+from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.rollout.generate import encode_prompts
+from jax_grpo.rollout.texts import Generator
+from jax_grpo.sft.rows import policy_row
 from torch_ref.compare import difference
 
 POSITIONS = read_packaged("heldout")

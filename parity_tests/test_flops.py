@@ -9,11 +9,11 @@ import pytest
 from conftest import TINY, config, tiny_model, training_batch
 from flax import nnx
 
-from jax_grpo import flops
 from jax_grpo.batch import Batch, FlatTokens
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.loss import token_terms, update_work
-from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.model import flops
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.system import devices
 from jax_grpo.trainer import Trainer
 from jax_grpo.update import make_gradient, make_score

@@ -13,10 +13,10 @@ import pytest
 from conftest import PATIENCE_S
 from short_runs import finish, require_same_run, start
 
-from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import Checkpoints, load
-from jax_grpo.checkpoint_files import CheckpointError
-from jax_grpo.config_sections import CheckpointConfig
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import Checkpoints, load
+from jax_grpo.run.files import CheckpointError
 
 
 def state() -> dict:

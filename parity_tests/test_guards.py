@@ -20,11 +20,11 @@ from conftest import PATIENCE_S, config
 from flax import nnx
 
 from jax_grpo import trainer as trainer_module
-from jax_grpo.checkpoint import Checkpoints
-from jax_grpo.config_sections import CheckpointConfig, TaskConfig
+from jax_grpo.config.sections import CheckpointConfig, TaskConfig
 from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
-from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.run_folder import RunFolderError, locked_folder, read_record, record_finish, record_start
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.run.checkpoints import Checkpoints
+from jax_grpo.run.folder import RunFolderError, locked_folder, read_record, record_finish, record_start
 from jax_grpo.system import phases as phases_module
 from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.tasks.base import Prompt, RewardError, checked_score
@@ -213,7 +213,7 @@ def test_the_watchdog_speaks_during_a_hang_once_and_names_the_phase(monkeypatch)
 
 def test_two_runs_in_one_folder_are_refused_and_a_killed_run_s_lock_is_not(tmp_path):
     held = f"with locked_folder({str(tmp_path)!r}): print('locked', flush=True); input()"
-    program = f"from jax_grpo.run_folder import locked_folder\n{held}"
+    program = f"from jax_grpo.run.folder import locked_folder\n{held}"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     holder = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

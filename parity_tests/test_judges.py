@@ -27,9 +27,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, get_constant_schedule_with_warmup
 
 from jax_grpo.advantages import combined_advantages, group_advantages
-from jax_grpo.config_sections import AdvantageConfig
+from jax_grpo.config.sections import AdvantageConfig
+from jax_grpo.model.weights import to_hf
 from jax_grpo.optimiser import schedule
-from jax_grpo.weights import to_hf
 from torch_ref.advantages import component_advantages
 from torch_ref.advantages import group_advantages as torch_group_advantages
 from torch_ref.compare import difference, logp_error, relative_l2, tensor_errors

@@ -13,9 +13,9 @@ import pytest
 from conftest import PATIENCE_S
 from short_runs import CONFIG, ITERATIONS, TASKS, finish, lines, require_same_run, signal_after, start
 
-from jax_grpo import checkpoint_files as files
-from jax_grpo.checkpoint import load
-from jax_grpo.records import read_records
+from jax_grpo.report.records import read_records
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import load
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ from jax.extend.core import jaxprs_in_params
 
 from jax_grpo.batch import Batch
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.config_sections import ModelConfig
+from jax_grpo.config.sections import ModelConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import Tiling
-from jax_grpo.loading import load_policy
-from jax_grpo.model import GPT2Config
+from jax_grpo.model.gpt2 import GPT2Config
+from jax_grpo.model.named import load_policy
 from jax_grpo.update import make_gradient
 from torch_ref.compare import difference, relative_l2
 

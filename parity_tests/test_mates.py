@@ -11,8 +11,8 @@ import pytest
 from conftest import PATIENCE_S
 
 from jax_grpo.data.mates import make_suite, mating_moves
-from jax_grpo.evaluation.mates import PACKAGED_MATES, read_mates
-from jax_grpo.prompts import read_packaged
+from jax_grpo.evaluate.mates import PACKAGED_MATES, read_mates
+from jax_grpo.positions.dataset import read_packaged
 
 ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 

@@ -17,8 +17,7 @@ import pytest
 from conftest import config
 
 from jax_grpo.config import load_config
-from jax_grpo.evaluation import during_training
-from jax_grpo.heldout import heldout_positions
+from jax_grpo.evaluate import during_training
 from jax_grpo.memory.__main__ import main
 from jax_grpo.memory.compile import INSTALL, compile_program, device, program_bytes
 from jax_grpo.memory.dumps import Live, at_peak
@@ -26,6 +25,7 @@ from jax_grpo.memory.fit import bytes_of, largest
 from jax_grpo.memory.measured import fresh
 from jax_grpo.memory.parts import bytes_by_part
 from jax_grpo.memory.programs import run_of
+from jax_grpo.positions.heldout import heldout_positions
 from jax_grpo.system.devices import UnknownTarget
 from jax_grpo.train import make_evaluator
 from jax_grpo.trainer import Trainer

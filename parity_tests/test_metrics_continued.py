@@ -5,8 +5,8 @@ import json
 import numpy as np
 from conftest import config
 
-from jax_grpo.metrics import MetricsLog
-from jax_grpo.records import read_records
+from jax_grpo.report.log import MetricsLog
+from jax_grpo.report.records import read_records
 
 
 def test_records_from_the_first_iteration_to_come_are_written_again_and_only_once(tmp_path):

@@ -9,8 +9,8 @@ from both import WIDTHS, show, torch_model
 import torch_ref.batch
 from jax_grpo.batch import record
 from jax_grpo.config import load_config
+from jax_grpo.model.weights import to_hf
 from jax_grpo.trainer import Trainer
-from jax_grpo.weights import to_hf
 from torch_ref.compare import TOLERANCES, difference, observable, tensor_errors
 from torch_ref.update import optimiser_step, start
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_grpo.config import ConfigError, load_config
-from jax_grpo.config_sections import TaskConfig
-from jax_grpo.prompts import read_packaged
-from jax_grpo.records import read_records
-from jax_grpo.rollout import encode_prompts, make_generate
-from jax_grpo.sampling import Sampling
+from jax_grpo.config.sections import TaskConfig
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.report.records import read_records
+from jax_grpo.rollout.generate import encode_prompts, make_generate
+from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, total_reward
 from jax_grpo.tasks.stop import environment_stop, policy_stop, union, word_stop
-from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.train import train
 from jax_grpo.trainer import Trainer
 from torch_ref.options import Options

@@ -9,8 +9,8 @@ import transformers
 from conftest import TINY, grouped_tokens, relative_error, tiny_model
 from flax import nnx
 
-from jax_grpo.model import GPT2, GPT2Config, position_ids
-from jax_grpo.weights import load_hf, to_hf
+from jax_grpo.model.gpt2 import GPT2, GPT2Config, position_ids
+from jax_grpo.model.weights import load_hf, to_hf
 
 
 def _transformers_model(folder) -> transformers.GPT2LMHeadModel:

@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 from conftest import TINY, config, tiny_model
 
-from jax_grpo import evaluate, export, match, replay, sft, uci
-from jax_grpo.checkpoint import Checkpoints, content_hash
+from jax_grpo import replay
 from jax_grpo.config import check_files
-from jax_grpo.config_files import require_weights
-from jax_grpo.config_loading import ConfigError, load_yaml
-from jax_grpo.config_sections import CheckpointConfig
-from jax_grpo.loading import load_named
+from jax_grpo.config.files import require_weights
+from jax_grpo.config.loading import ConfigError, load_yaml
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.evaluate import __main__ as evaluate
+from jax_grpo.export import __main__ as export
 from jax_grpo.memory.programs import run_of
-from jax_grpo.model import GPT2Config
-from jax_grpo.player import Player
-from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.model.gpt2 import GPT2Config
+from jax_grpo.model.named import load_named
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import WeightsError, load_hf, save_hf
+from jax_grpo.play import match, uci
+from jax_grpo.play.player import Player
+from jax_grpo.run.checkpoints import Checkpoints, content_hash
+from jax_grpo.sft import __main__ as sft
 from jax_grpo.trainer import Trainer
-from jax_grpo.weights import WeightsError, load_hf, save_hf
 from torch_ref import replay as torch_replay
 from torch_ref import train as torch_train
 
@@ -33,7 +37,7 @@ SIZES = GPT2Config(CHESS.vocab_size, num_layers=1, num_heads=2, hidden_size=16, 
 def params_of(sizes: GPT2Config):
     from flax import nnx
 
-    from jax_grpo.model import GPT2
+    from jax_grpo.model.gpt2 import GPT2
 
     return nnx.state(GPT2(sizes, rngs=nnx.Rngs(0)), nnx.Param)
 

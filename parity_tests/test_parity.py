@@ -22,7 +22,7 @@ from both import (
 from conftest import TINY
 
 from jax_grpo.lm_head import LM_HEADS
-from jax_grpo.model import GPT2Config
+from jax_grpo.model.gpt2 import GPT2Config
 from jax_grpo.objective import AGGREGATIONS, KL_ESTIMATORS, SURROGATES
 from torch_ref.compare import TOLERANCES, logp_error, scalar_errors, tensor_errors
 

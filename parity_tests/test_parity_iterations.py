@@ -16,10 +16,10 @@ from both import show
 
 from jax_grpo.batch import record
 from jax_grpo.config import Config
-from jax_grpo.prompts import selfplay_positions
+from jax_grpo.model.weights import save_hf, to_hf
+from jax_grpo.positions.dataset import selfplay_positions
 from jax_grpo.system.phases import Phases
 from jax_grpo.trainer import Trainer, over_steps
-from jax_grpo.weights import save_hf, to_hf
 from torch_ref import train as torch_train
 from torch_ref.batch import from_arrays
 from torch_ref.compare import TOLERANCES, observable, tensor_errors

@@ -20,9 +20,9 @@ from both import (
 )
 
 import torch_ref.batch
+from jax_grpo.model.weights import to_hf
 from jax_grpo.replay import batch_from
 from jax_grpo.update import init_state, make_update
-from jax_grpo.weights import to_hf
 from torch_ref.compare import TOLERANCES, difference, observable, tensor_errors
 from torch_ref.optimiser import ADAMW, build_optimiser
 from torch_ref.update import optimiser_step, start

@@ -7,7 +7,7 @@ import pydantic
 import pytest
 from conftest import config
 
-from jax_grpo.config_sections import ProfileConfig
+from jax_grpo.config.sections import ProfileConfig
 from jax_grpo.train import train
 
 

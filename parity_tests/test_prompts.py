@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jax_grpo.checked_files import PACKAGED
-from jax_grpo.config_sections import PromptsConfig
-from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.prompts import (
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.positions.checked_files import PACKAGED
+from jax_grpo.positions.dataset import (
     PromptDataset,
     load_positions,
     read_packaged,
     sampling_numbers,
     selfplay_positions,
 )
-from jax_grpo.rookworld_rows import PolicyRow, format_policy_row
+from jax_grpo.positions.files import PositionFileError, read_positions
+from jax_grpo.positions.rookworld import PolicyRow, format_policy_row
 from jax_grpo.tasks.base import Position
 
 TRAIN, HELDOUT = read_packaged("train"), read_packaged("heldout")

@@ -15,19 +15,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.config_sections import TaskConfig
-from jax_grpo.health import CHECKS, diagnose
-from jax_grpo.position_files import FORMATS, PositionFileError, read_positions
-from jax_grpo.prompts import read_packaged
-from jax_grpo.records import RecordsError
-from jax_grpo.report import render
-from jax_grpo.report_boards import board_svg
-from jax_grpo.report_data import ReportError
-from jax_grpo.rookworld_rows import EnvironmentRow, PolicyRow, RowError, parse_environment_row, parse_policy_row
-from jax_grpo.samples import sample_rows
+from jax_grpo.config.sections import TaskConfig
+from jax_grpo.model.tokenizer import Tokenizer, TokenizerError
+from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.positions.files import FORMATS, PositionFileError, read_positions
+from jax_grpo.positions.rookworld import EnvironmentRow, PolicyRow, RowError, parse_environment_row, parse_policy_row
+from jax_grpo.report.__main__ import render
+from jax_grpo.report.boards import board_svg
+from jax_grpo.report.health import CHECKS, diagnose
+from jax_grpo.report.page import ReportError
+from jax_grpo.report.records import RecordsError
+from jax_grpo.report.samples import sample_rows
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import total_reward
-from jax_grpo.tokenizer import Tokenizer, TokenizerError
 
 # A fixed seed: the suite tests the code, and a new counterexample is not a flaky failure of someone else's change.
 bounded = settings(

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grpo.rollout import Rollout, decode_completions, row_keys, uniforms
-from jax_grpo.tokenizer import Tokenizer
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.rollout.generate import Rollout, decode_completions, row_keys, uniforms
 
 PROMPTS, GROUP, LENGTH = np.array([3, 8]), 3, 4
 

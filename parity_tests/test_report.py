@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import PATIENCE_S
 
-from jax_grpo.records import RecordsError
-from jax_grpo.report import main, render, script_json
-from jax_grpo.report_boards import board_svg
-from jax_grpo.report_data import ReportError, read_run
+from jax_grpo.report.__main__ import main, render, script_json
+from jax_grpo.report.boards import board_svg
+from jax_grpo.report.page import ReportError, read_run
+from jax_grpo.report.records import RecordsError
 
 RECORDED = Path(__file__).parent.parent / "docs" / "results" / "quickstart" / "metrics_seed0.jsonl"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

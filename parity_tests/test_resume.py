@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from short_runs import ITERATIONS, finish, lines, require_same_run, start, write_inputs
 
-from jax_grpo import checkpoint_files as files
 from jax_grpo.config import ConfigError, check_files, load_config
-from jax_grpo.loading import load_policy
-from jax_grpo.metrics import MetricsError, MetricsLog
-from jax_grpo.resume import command
+from jax_grpo.model.named import load_policy
+from jax_grpo.model.weights import load_hf
+from jax_grpo.report.log import MetricsError, MetricsLog
+from jax_grpo.run import files
+from jax_grpo.run.resume import command
 from jax_grpo.train import main, train
 from jax_grpo.trainer import Trainer
-from jax_grpo.weights import load_hf
 
 
 @pytest.fixture(scope="module")

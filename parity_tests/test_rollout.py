@@ -10,13 +10,13 @@ from conftest import TINY, tiny_model
 from flax import nnx
 from scipy import stats
 
-from jax_grpo import decoding
-from jax_grpo.model import GPT2
-from jax_grpo.rollout import PromptTooLong, encode_prompts, make_generate
-from jax_grpo.sampling import Sampling, draw, keep_likely, penalise_repetition, sample
+from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import load_hf
+from jax_grpo.rollout import decoding
+from jax_grpo.rollout.generate import PromptTooLong, encode_prompts, make_generate
+from jax_grpo.rollout.sampling import Sampling, draw, keep_likely, penalise_repetition, sample
 from jax_grpo.tasks.stop import policy_stop, word_stop
-from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.weights import load_hf
 
 CHESS = Tokenizer.load("chess")
 UNCHANGED = Sampling()

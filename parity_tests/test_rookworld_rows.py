@@ -9,9 +9,9 @@ from growth import require_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.position_files import read_positions
-from jax_grpo.prompts import read_packaged
-from jax_grpo.rookworld_rows import (
+from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.positions.files import read_positions
+from jax_grpo.positions.rookworld import (
     PolicyRow,
     RowError,
     format_environment_row,

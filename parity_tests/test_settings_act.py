@@ -12,10 +12,10 @@ import torch
 from both import Arrays, crafted_batch, settings, show, torch_step, weights
 from conftest import config as tiny_config
 
-from jax_grpo.config_sections import AdvantageConfig, KLConfig, ObjectiveConfig
+from jax_grpo.config.sections import AdvantageConfig, KLConfig, ObjectiveConfig
 from jax_grpo.programs import unscored
 from jax_grpo.replay import BatchError, batch_from
-from jax_grpo.rollout import Rollout
+from jax_grpo.rollout.generate import Rollout
 from jax_grpo.tasks.base import Prompt
 from jax_grpo.trainer import Scored, Trainer
 from torch_ref import train as torch_train

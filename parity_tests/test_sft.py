@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from conftest import tiny_model
 
-from jax_grpo.sft import SFTConfig, Stage, make_optimiser
+from jax_grpo.sft.__main__ import SFTConfig, Stage, make_optimiser
 
 
 def test_the_warm_start_decays_weights_and_embeddings_and_neither_biases_nor_norms():

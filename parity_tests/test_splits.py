@@ -20,20 +20,20 @@ from short_runs import CONFIG
 
 import jax_grpo.train
 import torch_ref.train
-from jax_grpo import checkpoint_files as files
-from jax_grpo import position_files
-from jax_grpo.checked_files import PACKAGED, checked_table, file_hash, shipped
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.config_sections import PromptsConfig
+from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.data.__main__ import main as make_set
-from jax_grpo.heldout import heldout_positions, told
-from jax_grpo.position import is_heldout, position_key
-from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.prompts import load_positions, read_packaged, selfplay_positions
-from jax_grpo.rookworld_rows import EnvironmentRow, PolicyRow, format_environment_row, format_policy_row
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.positions import files as position_files
+from jax_grpo.positions.checked_files import PACKAGED, checked_table, file_hash, shipped
+from jax_grpo.positions.dataset import load_positions, read_packaged, selfplay_positions
+from jax_grpo.positions.files import PositionFileError, read_positions
+from jax_grpo.positions.heldout import heldout_positions, told
+from jax_grpo.positions.position import is_heldout, position_key
+from jax_grpo.positions.rookworld import EnvironmentRow, PolicyRow, format_environment_row, format_policy_row
+from jax_grpo.run import files
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.environment import next_state
-from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.trainer import Trainer
 from torch_ref.options import Options
 
@@ -366,7 +366,7 @@ def test_a_second_start_checks_no_row_and_encodes_no_prompt_but_still_refuses_on
 
 def test_what_is_not_needed_before_the_first_iteration_is_not_imported(tmp_path):
     program = (
-        "import sys, pathlib, jax_grpo.train; from jax_grpo.metrics import EventFile;"
+        "import sys, pathlib, jax_grpo.train; from jax_grpo.report.log import EventFile;"
         f"EventFile(pathlib.Path({str(tmp_path)!r})).scalars({{'loss': 1.0}}, 0);"
         "print([name for name in ('matplotlib', 'torch', 'transformers', 'pyarrow.dataset') if name in sys.modules])"
     )

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.tasks.stop import (
     SEEKING,
     SPACES,
@@ -14,7 +15,6 @@ from jax_grpo.tasks.stop import (
     policy_stop,
     word_stop,
 )
-from jax_grpo.tokenizer import Tokenizer
 
 RULES = {"policy": policy_stop(), "environment": environment_stop(), "word": word_stop()}
 ALPHABET = b" abcdefgh12345678qrbnBEM:+.-\n\xc3\xa9"  # what the rules look at, and bytes that are not characters

@@ -8,9 +8,9 @@ from growth import require_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.config_sections import TaskConfig
-from jax_grpo.evaluation.policy import policy_rows
-from jax_grpo.prompts import read_packaged
+from jax_grpo.config.sections import TaskConfig
+from jax_grpo.evaluate.policy import policy_rows
+from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.policy import PolicyTask, legal_moves, parse_full
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2TokenizerFast
 
-from jax_grpo.random_play import random_positions
-from jax_grpo.tokenizer import Tokenizer, TokenizerError
+from jax_grpo.model.tokenizer import Tokenizer, TokenizerError
+from jax_grpo.positions.random_play import random_positions
 
 SHARED = Path(os.environ.get("JAX_GRPO_SHARED", Path(__file__).parents[2] / "shared"))
 START = f"P: {chess.STARTING_FEN}    M:"

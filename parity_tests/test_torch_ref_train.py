@@ -13,7 +13,7 @@ from conftest import PATIENCE_S
 
 import torch_ref.batch
 from jax_grpo.config import load_config
-from jax_grpo.records import read_records
+from jax_grpo.report.records import read_records
 from torch_ref.compare import difference, tensor_errors
 from torch_ref.options import Options, computing, prepare
 from torch_ref.replay import replay

@@ -9,11 +9,11 @@ import pytest
 from conftest import relative_error
 
 from jax_grpo.config import load_config
-from jax_grpo.loading import load_policy
-from jax_grpo.metrics import MetricsLog
-from jax_grpo.prompts import PromptDataset, read_packaged
-from jax_grpo.records import read_records
+from jax_grpo.model.named import load_policy
+from jax_grpo.positions.dataset import PromptDataset, read_packaged
 from jax_grpo.replay import BatchError, main, read_batch, replay
+from jax_grpo.report.log import MetricsLog
+from jax_grpo.report.records import read_records
 from jax_grpo.system.phases import Phases
 from jax_grpo.train import train
 from jax_grpo.trainer import NonFiniteUpdates, Trainer

@@ -18,16 +18,16 @@ from conftest import PATIENCE_S
 from flax import nnx
 
 import jax_grpo
-from jax_grpo.config_sections import ModelConfig
-from jax_grpo.evaluation.mates import read_mates
-from jax_grpo.loading import load_policy
-from jax_grpo.model import GPT2, GPT2Config
-from jax_grpo.player import MOVE_TOKENS, MOVES, Player
-from jax_grpo.prompts import read_packaged
-from jax_grpo.sampling import Sampling
-from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.uci import FALLBACK, Engine
-from jax_grpo.weights import save_hf
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.evaluate.mates import read_mates
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.model.named import load_policy
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import save_hf
+from jax_grpo.play.player import MOVE_TOKENS, MOVES, Player
+from jax_grpo.play.uci import FALLBACK, Engine
+from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.rollout.sampling import Sampling
 from torch_ref.compare import difference
 
 COMMAND = [sys.executable, "-m", "jax_grpo.uci", "--weights", "packaged:rook-small"]
@@ -324,7 +324,7 @@ def test_chess_engine_plays_with_the_process(tmp_path):
 
 def test_nothing_but_uci_reaches_stdout_whatever_a_library_prints():
     noise = "print('noise'); os.system('echo noise'); write('uciok'); os.write(1, b'noise')"
-    script = f"import os; from jax_grpo.uci import _claim_stdout; write = _claim_stdout(); {noise}"
+    script = f"import os; from jax_grpo.play.uci import _claim_stdout; write = _claim_stdout(); {noise}"
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout == "uciok\n" and done.stderr.count("noise") == 3
 

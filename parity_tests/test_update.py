@@ -13,8 +13,8 @@ from flax import nnx
 
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import GroupedTokens, cut
-from jax_grpo.config_sections import AdvantageConfig, UpdateConfig
-from jax_grpo.model import GPT2
+from jax_grpo.config.sections import AdvantageConfig, UpdateConfig
+from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.objective import AGGREGATIONS
 from jax_grpo.optimiser import adamw, schedule
 from jax_grpo.update import init_state, make_gradient, make_score, make_step, make_update

@@ -13,14 +13,14 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jax_grpo.config import load_config
-from jax_grpo.config_files import PACKAGED_MODELS
-from jax_grpo.loading import load_policy
-from jax_grpo.model import GPT2
+from jax_grpo.config.files import PACKAGED_MODELS
+from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.model.named import load_policy
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import WeightsError, load_hf, save_hf, to_hf
 from jax_grpo.replay import replay
-from jax_grpo.rollout import make_generate
-from jax_grpo.sampling import Sampling
-from jax_grpo.tokenizer import Tokenizer
-from jax_grpo.weights import WeightsError, load_hf, save_hf, to_hf
+from jax_grpo.rollout.generate import make_generate
+from jax_grpo.rollout.sampling import Sampling
 
 
 @pytest.fixture

@@ -26,12 +26,12 @@ from flax import nnx
 
 from jax_grpo.batch import record
 from jax_grpo.config import Config, ConfigError, check_files, load_config
-from jax_grpo.loading import Policy, load_policy
+from jax_grpo.model.named import Policy, load_policy
+from jax_grpo.model.weights import save_hf, to_hf
 from jax_grpo.replay import batch_from
 from jax_grpo.replay import replay as jax_replay
 from jax_grpo.trainer import Trainer
 from jax_grpo.update import init_state, make_update
-from jax_grpo.weights import save_hf, to_hf
 from torch_ref import parity_report
 from torch_ref import train as torch_train
 from torch_ref.batch import from_arrays

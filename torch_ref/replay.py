@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.config_files import weights_directory
+from jax_grpo.config.files import weights_directory
 from torch_ref import options as choices
 from torch_ref.batch import Batch, read_batch
 from torch_ref.model import GPT2

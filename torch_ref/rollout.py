@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from jax_grpo.config import Config
+from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.tasks.base import Prompt, Task, caps
-from jax_grpo.tokenizer import Tokenizer
 from torch_ref.generate import StopTable, generate
 from torch_ref.model import GPT2
 from torch_ref.sampling import Sampling

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from jax_grpo.config import Config, ConfigError, check_files, load_config
-from jax_grpo.config_files import weights_directory
-from jax_grpo.console import Console
-from jax_grpo.heldout import heldout_positions, told
-from jax_grpo.metrics import MetricsLog
-from jax_grpo.prompts import PromptDataset, load_positions
-from jax_grpo.records import read_records
-from jax_grpo.samples import sample_rows
+from jax_grpo.config.files import weights_directory
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.positions.dataset import PromptDataset, load_positions
+from jax_grpo.positions.heldout import heldout_positions, told
+from jax_grpo.report.console import Console
+from jax_grpo.report.log import MetricsLog
+from jax_grpo.report.records import read_records
+from jax_grpo.report.samples import sample_rows
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.engine import EngineError
-from jax_grpo.tokenizer import Tokenizer
 from torch_ref import options as choices
 from torch_ref.advantages import component_advantages, group_advantages, groups_without_signal, overlong_penalty
 from torch_ref.batch import Batch, write_batch
@@ -208,7 +208,7 @@ def over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
 
 def train(config: Config, chosen: Options) -> Path:
     """Runs a training; returns its folder: resolved config, metrics, curves, weights."""
-    from jax_grpo.pictures import curves  # matplotlib is slow to import
+    from jax_grpo.report.curves import curves  # matplotlib is slow to import
 
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)

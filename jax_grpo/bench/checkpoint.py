@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 
-from jax_grpo import checkpoint_files as files
 from jax_grpo.bench.harness import command_of, command_parser, save
-from jax_grpo.checkpoint import Checkpoints, abstract, load, restore
 from jax_grpo.config import load_config
-from jax_grpo.config_sections import CheckpointConfig
-from jax_grpo.run_folder import hardware
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import Checkpoints, abstract, load, restore
+from jax_grpo.run.folder import hardware
 from jax_grpo.trainer import Trainer
 
 WARM_UP = 2  # iterations, the first of which compiles

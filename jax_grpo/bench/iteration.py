@@ -42,10 +42,10 @@ def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
 
 def positions(config: Config) -> list[Any]:
     """Packaged positions whose prompts are of one padded width."""
-    from jax_grpo.prompts import read_packaged
-    from jax_grpo.rollout import padded_length
+    from jax_grpo.model.tokenizer import Tokenizer
+    from jax_grpo.positions.dataset import read_packaged
+    from jax_grpo.rollout.generate import padded_length
     from jax_grpo.tasks import make_task
-    from jax_grpo.tokenizer import Tokenizer
 
     tokenizer, task = Tokenizer.load(config.model.tokenizer), make_task(config.task)
     packaged = read_packaged("train")[:LOOKED_AT]
@@ -58,7 +58,7 @@ def _jax(name: str, **sections: Mapping[str, Any]) -> Prepared:
     import jax
 
     from jax_grpo.batch import Batch
-    from jax_grpo.prompts import PromptDataset
+    from jax_grpo.positions.dataset import PromptDataset
     from jax_grpo.trainer import Trainer
 
     problem = problem_of(name)
@@ -95,10 +95,10 @@ def _jax(name: str, **sections: Mapping[str, Any]) -> Prepared:
 
 def save_for_trl(name: str, to: str) -> None:
     """The policy that ours starts from, with its tokenizer, and `prompts.json`: the texts of the positions that it reads."""
-    from jax_grpo.hf_tokenizer import save_for_transformers
-    from jax_grpo.loading import load_policy
+    from jax_grpo.export.tokenizer import save_for_transformers
+    from jax_grpo.model.named import load_policy
+    from jax_grpo.model.weights import save_hf
     from jax_grpo.tasks import make_task
-    from jax_grpo.weights import save_hf
 
     config, folder = config_of(problem_of(name)), Path(to)
     policy = load_policy(config.model, config.seed, 1)

@@ -23,16 +23,16 @@ from jax_grpo.bench import harness
 from jax_grpo.bench.harness import Bench, Prepared, milliseconds, torch_device, wait_for_torch
 from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.bench.problems import ADVANTAGE
-from jax_grpo.config_sections import ObjectiveConfig
-from jax_grpo.flops import BACKWARD
-from jax_grpo.flops import head as head_flops
-from jax_grpo.layers import VOCAB_MULTIPLE
+from jax_grpo.config.sections import ObjectiveConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import WHOLE, Tiling
 from jax_grpo.memory.compile import compile_program
 from jax_grpo.memory.dumps import wide_dots
 from jax_grpo.memory.programs import Program
+from jax_grpo.model.flops import BACKWARD
+from jax_grpo.model.flops import head as head_flops
+from jax_grpo.model.layers import VOCAB_MULTIPLE
 from jax_grpo.objective import surrogate
 from jax_grpo.system import devices
 

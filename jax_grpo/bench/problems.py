@@ -94,8 +94,8 @@ def sizes_of(file: str) -> Problem:
         ConfigError: no such file, or no config.
     """
     from jax_grpo.memory.programs import architecture
+    from jax_grpo.model.tokenizer import Tokenizer
     from jax_grpo.programs import padded_prompt
-    from jax_grpo.tokenizer import Tokenizer
 
     config = load_config(file, [])
     sizes, _ = architecture(config.model, Tokenizer.load(config.model.tokenizer))
@@ -182,7 +182,7 @@ def weights(problem: Problem) -> dict[str, np.ndarray]:
 
 def work_of(problem: Problem) -> Any:
     """What a forward pass of the batch has to do: each prompt once, real tokens only."""
-    from jax_grpo.flops import completions_work
+    from jax_grpo.model.flops import completions_work
 
     prompt = np.ones((problem.prompts, problem.prompt), int)
     return completions_work(prompt, np.ones((problem.prompts, problem.group, problem.completion), int))
@@ -190,8 +190,8 @@ def work_of(problem: Problem) -> Any:
 
 def flops_of(problem: Problem) -> float:
     """Model FLOPs of the step."""
-    from jax_grpo.flops import training
-    from jax_grpo.model import GPT2Config
+    from jax_grpo.model.flops import training
+    from jax_grpo.model.gpt2 import GPT2Config
 
     return training(GPT2Config(*problem.sizes), work_of(problem))
 
@@ -219,8 +219,8 @@ def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
     import jax.numpy as jnp
     from flax import nnx
 
-    from jax_grpo.model import GPT2, GPT2Config
-    from jax_grpo.weights import EMBEDDING, abstract_params, hf_name
+    from jax_grpo.model.gpt2 import GPT2, GPT2Config
+    from jax_grpo.model.weights import EMBEDDING, abstract_params, hf_name
 
     sizes, dtype = GPT2Config(*problem.sizes), jnp.dtype(problem.dtype)
     model = nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat))

@@ -91,8 +91,8 @@ def _jax(name: str, *, compacts: bool = True) -> Prepared:
     import jax
     import jax.numpy as jnp
 
-    from jax_grpo.rollout import make_generate
-    from jax_grpo.sampling import Sampling
+    from jax_grpo.rollout.generate import make_generate
+    from jax_grpo.rollout.sampling import Sampling
 
     problem = problem_of(name)
     graphdef, params = model_of(problem)

@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo import flops
 from jax_grpo.bench import harness, problems
 from jax_grpo.bench.harness import header, line, milliseconds
 from jax_grpo.bench.machine import machine, speeds
 from jax_grpo.bench.problems import Problem
-from jax_grpo.flops import Work
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import Program, Run, run_of
-from jax_grpo.model import GPT2Config
+from jax_grpo.model import flops
+from jax_grpo.model.flops import Work
+from jax_grpo.model.gpt2 import GPT2Config
 
 BASE = {"batch": 32, "length": 32, "width": 128, "depth": 2}
 SIZES = {"batch": (8, 32, 128), "length": (8, 32, 128), "width": (32, 128, 512), "depth": (1, 2, 8)}

@@ -19,16 +19,16 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from jax_grpo.checked_files import PACKAGED
-from jax_grpo.config_sections import EngineConfig
+from jax_grpo.config.sections import EngineConfig
 from jax_grpo.data import arbiter, black_labels, files, mates, selfplay, sets
 from jax_grpo.data.sets import DataError
 from jax_grpo.data.shards import SPLITS, Source, write_shards
-from jax_grpo.position import FILE_SHARE, SHARES, is_heldout, position_key
-from jax_grpo.position_files import PositionFileError, read_positions
-from jax_grpo.progress import progress_bar
+from jax_grpo.positions.checked_files import PACKAGED
+from jax_grpo.positions.files import PositionFileError, read_positions
+from jax_grpo.positions.position import FILE_SHARE, SHARES, is_heldout, position_key
+from jax_grpo.system.progress import progress_bar
+from jax_grpo.system.whole_files import file_hash, lock
 from jax_grpo.tasks.engine import EngineError, EnginePool, engine_name, find_engine
-from jax_grpo.whole_files import file_hash, lock
 
 LOCK = "writer.lock"
 REPORT_S = 10  # seconds between lines of progress where there is no terminal

@@ -16,10 +16,10 @@ import pyarrow as pa
 from jax_grpo.data.mates import mating_moves
 from jax_grpo.data.selfplay import in_processes
 from jax_grpo.data.shards import Source, of_file, row_position
-from jax_grpo.position import recent_moves
-from jax_grpo.position_files import numbered_lines, parsed, read_games
-from jax_grpo.random_play import sparse_start
-from jax_grpo.rookworld_rows import CHECKMATE, DRAW, ILLEGAL, ORDINARY, parse_environment_row
+from jax_grpo.positions.files import numbered_lines, parsed, read_games
+from jax_grpo.positions.position import recent_moves
+from jax_grpo.positions.random_play import sparse_start
+from jax_grpo.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, parse_environment_row
 from jax_grpo.tasks.environment import draw_move
 
 GAMES_A_BATCH = 16

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import chess
 
-from jax_grpo.position_files import numbered_lines, parsed
-from jax_grpo.position_table import batched
-from jax_grpo.rookworld_rows import PolicyRow, parse_policy_row
+from jax_grpo.positions.files import numbered_lines, parsed
+from jax_grpo.positions.rookworld import PolicyRow, parse_policy_row
+from jax_grpo.positions.table import batched
 from jax_grpo.tasks.engine import EnginePool
 
 COLOURS = ("White", "Black")

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from jax_grpo.data import selfplay
 from jax_grpo.data.shards import Source, of_file
-from jax_grpo.position import Position
-from jax_grpo.position_files import csv_rows, open_positions, parsed
-from jax_grpo.rookworld_rows import RowError, check_fen, check_legal
+from jax_grpo.positions.files import csv_rows, open_positions, parsed
+from jax_grpo.positions.position import Position
+from jax_grpo.positions.rookworld import RowError, check_fen, check_legal
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.policy import labelled
 

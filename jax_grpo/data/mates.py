@@ -11,8 +11,8 @@ import chess
 import chess.engine
 
 from jax_grpo.data.selfplay import engine_games
-from jax_grpo.position import position_key
-from jax_grpo.random_play import sparse_start
+from jax_grpo.positions.position import position_key
+from jax_grpo.positions.random_play import sparse_start
 
 MAX_PLIES = 160
 GAMES_A_BATCH = 8

@@ -18,8 +18,8 @@ import chess.engine
 import pyarrow as pa
 
 from jax_grpo.data.shards import Source, row_position
-from jax_grpo.position import recent_moves
-from jax_grpo.random_play import sparse_start
+from jax_grpo.positions.position import recent_moves
+from jax_grpo.positions.random_play import sparse_start
 from jax_grpo.tasks.engine import engine_name, search, start_engine
 
 MAX_PLIES = 160

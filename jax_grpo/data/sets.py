@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import jax_grpo
-from jax_grpo.checked_files import checked_table
-from jax_grpo.position_files import PositionFileError
-from jax_grpo.position_table import PositionTable, joined
-from jax_grpo.whole_files import written_whole
+from jax_grpo.positions.checked_files import checked_table
+from jax_grpo.positions.files import PositionFileError
+from jax_grpo.positions.table import PositionTable, joined
+from jax_grpo.system.whole_files import written_whole
 
 FILE = "provenance.json"
 PACKAGES = ("chess", "pyarrow")
@@ -86,7 +86,7 @@ def read_set(folder: Path, split: str, cache: Path | None = None) -> PositionTab
     Args:
         folder: of the set.
         split: see above.
-        cache: see `checked_files`.
+        cache: see `positions.checked_files`.
 
     Raises:
         PositionFileError: the set is unfinished (its rows would change under a run that resumes), has no such split, or a

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jax_grpo.data.sets import DataError
-from jax_grpo.position import digest, position_key
-from jax_grpo.position_table import batched, read_parquet
-from jax_grpo.whole_files import UNFINISHED, file_hash, written_whole
+from jax_grpo.positions.position import digest, position_key
+from jax_grpo.positions.table import batched, read_parquet
+from jax_grpo.system.whole_files import UNFINISHED, file_hash, written_whole
 
 SPLITS = ("heldout", "train")  # written in this order: a shard counts once its train file is there
 Item = TypeVar("Item")

@@ -6,7 +6,9 @@ stand in `FUSED_LOSSES` too can take a loss that is a sum over tokens, and make 
 
 import functools
 
-from jax_grpo.lm_head import chunked, materialised, pallas_matmul, pallas_triton
+from jax_grpo.lm_head import chunked, materialised
+from jax_grpo.lm_head import pallas_columns as pallas_matmul
+from jax_grpo.lm_head import pallas_rows as pallas_triton
 from jax_grpo.lm_head.loops import Kernels
 
 PALLAS = Kernels(

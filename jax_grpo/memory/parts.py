@@ -10,10 +10,10 @@ from collections import Counter
 
 import jax
 
-from jax_grpo.decoding import chunk_lengths
 from jax_grpo.memory.compile import Compiled
 from jax_grpo.memory.dumps import Live
 from jax_grpo.memory.programs import Program, Run
+from jax_grpo.rollout.decoding import chunk_lengths
 
 PARTS = (
     "parameters",

@@ -14,19 +14,19 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from jax_grpo.batch import Batch, cut, take
-from jax_grpo.checkpoint_files import is_checkpoint, read_manifest
 from jax_grpo.config import Config
-from jax_grpo.config_files import weights_directory
-from jax_grpo.config_sections import ModelConfig
-from jax_grpo.evaluation import during_training
-from jax_grpo.loading import random_architecture
-from jax_grpo.model import GPT2, GPT2Config
+from jax_grpo.config.files import weights_directory
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.evaluate import during_training
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.model.named import random_architecture
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import read_config
 from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored
+from jax_grpo.run.files import is_checkpoint, read_manifest
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Task
-from jax_grpo.tokenizer import Tokenizer
 from jax_grpo.update import TrainState, init_state
-from jax_grpo.weights import read_config
 
 EVALUATION = "evaluation/"  # beginning of the names of its programs
 HOST = "pinned_host"  # JAX's name of host memory that a device can read
@@ -161,7 +161,7 @@ def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def _generation_arguments(params: Any, prompts: int, width: int) -> tuple[Any, ...]:
-    """Parameters, the ids and mask of so many prompts, and the numbers of `rollout.make_generate`'s program."""
+    """Parameters, the ids and mask of so many prompts, and the numbers of `rollout.generate.make_generate`'s program."""
 
     def int32(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32)

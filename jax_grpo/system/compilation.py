@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from jax_grpo.config_sections import ProfileConfig
+from jax_grpo.config.sections import ProfileConfig
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"

@@ -1,7 +1,7 @@
 """Verifiable tasks by their config name. A new task is one new file, one line here, its name in `TaskConfig.name`
-and, to be mixed with others, one line in `config_sections.Mixture`."""
+and, to be mixed with others, one line in `config.sections.Mixture`."""
 
-from jax_grpo.config_sections import TaskConfig
+from jax_grpo.config.sections import TaskConfig
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask
 from jax_grpo.tasks.mixed import MixedTask

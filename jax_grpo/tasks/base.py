@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jax_grpo.position import Position
+from jax_grpo.positions.position import Position
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.stop import StopRule
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import chess
 import chess.engine
 
-from jax_grpo.config_sections import EngineConfig
-from jax_grpo.position import MATE_PAWNS
+from jax_grpo.config.sections import EngineConfig
+from jax_grpo.positions.position import MATE_PAWNS
 
 ATTEMPTS = 3  # engines tried on one position before giving up
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import chess
 import numpy as np
 
-from jax_grpo.config_sections import TaskConfig
-from jax_grpo.position import Position
-from jax_grpo.rookworld_rows import CHECKMATE, DRAW, ILLEGAL, ORDINARY, legal_uci, state_prompt, state_text
+from jax_grpo.config.sections import TaskConfig
+from jax_grpo.positions.position import Position
+from jax_grpo.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, legal_uci, state_prompt, state_text
 from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.stop import environment_stop
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jax_grpo.config_sections import MixturePart
-from jax_grpo.position import Position
+from jax_grpo.config.sections import MixturePart
+from jax_grpo.positions.position import Position
 from jax_grpo.tasks.base import Prompt, Task, total_reward
 from jax_grpo.tasks.stop import union
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import chess
 import numpy as np
 
-from jax_grpo.config_sections import TaskConfig
-from jax_grpo.position import Position
-from jax_grpo.rookworld_rows import UCI, legal_uci, policy_prompt
+from jax_grpo.config.sections import TaskConfig
+from jax_grpo.positions.position import Position
+from jax_grpo.positions.rookworld import UCI, legal_uci, policy_prompt
 from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop

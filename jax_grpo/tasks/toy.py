@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jax_grpo.config_sections import TaskConfig
-from jax_grpo.position import Position
+from jax_grpo.config.sections import TaskConfig
+from jax_grpo.positions.position import Position
 from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.stop import word_stop
 

@@ -1,0 +1,208 @@
+"""Typed, frozen configuration of a training run: YAML plus dotted overrides, every check before any compile.
+
+Its sections are in `config.sections`; what holds between them is checked here. Reading YAML and wording errors is
+`config.loading`'s, looking for files `config.files`'s. Nothing here touches JAX.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from jax_grpo.config import sections
+from jax_grpo.config.files import require_run_dir, require_source, require_weights
+from jax_grpo.config.loading import ConfigError, dump_yaml, load_yaml, reference
+
+__all__ = ["Config", "ConfigError", "check_files", "load_config", "load_yaml", "parse_cli"]
+
+
+class Config(sections.Section):
+    """A training run."""
+
+    iterations: sections.Count
+    """Update blocks: one rollout each."""
+    run_dir: sections.Text
+    """Folder of everything the run writes (TRL: output_dir)."""
+    seed: sections.Seed = 0
+    """Of the order of prompts, of sampling, and of random weights."""
+    model: sections.ModelConfig
+    task: sections.TaskConfig = sections.TaskConfig()
+    prompts: sections.PromptsConfig = sections.PromptsConfig()
+    rollout: sections.RolloutConfig = sections.RolloutConfig()
+    advantage: sections.AdvantageConfig = sections.AdvantageConfig()
+    objective: sections.ObjectiveConfig = sections.ObjectiveConfig()
+    kl: sections.KLConfig = sections.KLConfig()
+    update: sections.UpdateConfig = sections.UpdateConfig()
+    lm_head: sections.LMHeadConfig = sections.LMHeadConfig()
+    evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
+    logging: sections.LoggingConfig = sections.LoggingConfig()
+    checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
+    profile: sections.ProfileConfig = sections.ProfileConfig()
+    record_batches: sections.CountOrZero = 0
+    """Iterations whose batch is written for `jax_grpo.replay`."""
+    compilation_cache: sections.Text | None = "~/.cache/jax_grpo"
+    """Folder of compiled programs and of position files' checked rows, which the next run takes from there; null: none. For
+    programs JAX_COMPILATION_CACHE_DIR goes before it."""
+
+    def _refusals(self) -> Iterator[str]:
+        yield from self._refused_batch_sizes()
+        yield from self._refused_lengths()
+        yield from self._refused_without_effect()
+        yield from self._refused_evaluation()
+        yield from self._refused_ranking()
+
+    def _refused_batch_sizes(self) -> Iterator[str]:
+        """Groups are compared and stay whole; an optimiser batch is cut evenly."""
+        prompts, group, update = self.prompts.per_iteration, self.rollout.group_size, self.update
+        if group < 2:
+            yield f"rollout.group_size {group} gives every completion advantage 0: a group's baseline needs at least 2"
+        if prompts % update.minibatches:
+            yield f"update.minibatches {update.minibatches} must divide prompts.per_iteration {prompts}: groups stay whole"
+        if update.micro_batches not in ("auto", *self.possible_micro_batches()):
+            per_step = prompts // update.minibatches
+            yield (
+                f"update.micro_batches {update.micro_batches} must cut {per_step} prompts x {group} completions into whole "
+                f"groups or equal slices of a group; try a divisor of {per_step}, or {per_step} times a divisor of {group}"
+            )
+
+    def _refused_lengths(self) -> Iterator[str]:
+        """What is part of a length must not exceed it: tokens of a sequence, optimiser steps of a schedule."""
+        model, cap, steps = self.model, self.rollout.max_new_tokens, self.optimizer_steps()
+        tokens = self.prompts.max_prompt_tokens + cap
+        if (
+            model.weights is None
+            and model.max_position_embeddings is not None
+            and tokens > model.max_position_embeddings
+        ):
+            yield (
+                f"prompts.max_prompt_tokens + rollout.max_new_tokens = {tokens} exceeds model.max_position_embeddings "
+                f"{model.max_position_embeddings}"
+            )
+        for name, part in (self.task.mixture.parts if self.task.mixture else {}).items():
+            if (own := part.max_new_tokens or 0) > cap:
+                yield f"task.mixture.{name}.max_new_tokens {own} exceeds rollout.max_new_tokens {cap}"
+        if (penalty := self.objective.overlong_penalty) is not None and penalty.length > cap:
+            yield f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {cap}"
+        if self.update.warmup_steps >= steps:
+            yield (
+                f"update.warmup_steps {self.update.warmup_steps} must be below the schedule's {steps} optimiser steps "
+                f"(update.total_steps, or iterations * update.epochs * update.minibatches)"
+            )
+
+    def _refused_without_effect(self) -> Iterator[str]:
+        """A setting beside which another one would do nothing, without a word."""
+        if self.objective.name == "reinforce" and self.objective.importance_level != "token":
+            yield "objective.importance_level must be token when objective.name is reinforce: it has no importance ratio"
+        if self.kl.guardrail == "end_epoch" and self.update.epochs * self.update.minibatches == 1:
+            yield (
+                "kl.guardrail end_epoch needs more than one optimiser step an iteration: there is none to leave out with "
+                "update.epochs 1 and update.minibatches 1"
+            )
+        if self.lm_head.logits_dtype == "bfloat16" and self.model.compute_dtype != "bfloat16":
+            yield f"lm_head.logits_dtype bfloat16 needs model.compute_dtype bfloat16; it is {self.model.compute_dtype}"
+
+    def _refused_evaluation(self) -> Iterator[str]:
+        """An evaluation asks positions that the run does not train on."""
+        asked, source = self.evaluation.positions, self.evaluation.source
+        if asked and source is None and self.prompts.split != "train":
+            yield (
+                f"prompts.split is {self.prompts.split}, so the run trains on the positions that evaluation.positions {asked} "
+                "would ask: give others as evaluation.source, or set evaluation.positions to 0"
+            )
+        if source is not None and not asked:
+            yield (
+                f"evaluation.source is {source!r}, but evaluation.positions is 0, which asks none of them; expected at least 1"
+            )
+
+    def _refused_ranking(self) -> Iterator[str]:
+        """A checkpoint is ranked by the evaluation of its own weights, so that each one that is saved must be evaluated."""
+        best, evaluation, saves = self.checkpoint.best_metric, self.evaluation, self.checkpoint.every
+        if not (self.checkpoint.keep_best and best.startswith("eval/")):
+            return
+        for name in ("positions", "every"):
+            if getattr(evaluation, name) == 0:
+                yield f"checkpoint.best_metric {best!r} needs evaluation.{name} of at least 1; it is 0"
+        if saves % evaluation.every:
+            yield (
+                f"checkpoint.every {saves} must be a multiple of evaluation.every {evaluation.every} when checkpoint.best_metric "
+                f"is {best!r}: a checkpoint is ranked by the evaluation of its own weights"
+            )
+
+    def with_micro_batches(self, parts: int) -> "Config":
+        """The config with this `update.micro_batches`.
+
+        Raises:
+            ValueError: it does not cut the optimiser batch evenly.
+        """
+        values = self.model_dump()
+        return Config.model_validate(values | {"update": values["update"] | {"micro_batches": parts}})
+
+    def possible_micro_batches(self) -> list[int]:
+        """Every `update.micro_batches` that cuts the optimiser batch evenly, fewest first."""
+        prompts, group = self.prompts.per_iteration // self.update.minibatches, self.rollout.group_size
+        whole = [parts for parts in range(1, prompts + 1) if prompts % parts == 0]
+        return whole + [prompts * slices for slices in range(2, group + 1) if group % slices == 0]
+
+    def optimizer_steps(self) -> int:
+        """N of the schedule: `update.total_steps`, or what the iterations make."""
+        return self.update.total_steps or self.iterations * self.update.epochs * self.update.minibatches
+
+    def cautions(self) -> list[str]:
+        """What the settings do that is allowed and rarely meant, one sentence each; a run says them when it starts."""
+        bound = self.objective.epsilon_high
+        if self.objective.name != "cispo" or bound >= 1:
+            return []
+        return [
+            f"objective.epsilon_high {bound:g} is the bound of cispo's weight itself, which is 1 on fresh completions: nearly "
+            f"every weight is cut to {bound:g}; the usual bound is 5"
+        ]
+
+    def resolved_yaml(self) -> str:
+        """Every setting, defaults included; loading it gives an equal config."""
+        return dump_yaml(self.model_dump())
+
+
+def load_config(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Config from a YAML file and overrides such as `--update.learning_rate 3e-5`.
+
+    Raises:
+        ConfigError: names the file and line (or the override), the key, the value and what was expected.
+    """
+    return load_yaml(Config, path, overrides)
+
+
+def check_files(config: Config) -> None:
+    """Refuses a config whose weights, prompts or run folder cannot be used; opens none of them.
+
+    Raises:
+        ConfigError: names the key, the path, and what to put there.
+    """
+    require_weights(config.model.weights)
+    require_source(config.prompts.source)
+    if config.evaluation.source is not None:
+        require_source(config.evaluation.source, "evaluation.source")
+    require_run_dir(config.run_dir)
+
+
+def parse_cli(argv: list[str], prog: str, options: Sequence[argparse.ArgumentParser] = ()) -> Config:
+    """Config from `--config FILE [--section.key value ...]`, its files checked; `options` are arguments of the caller's own.
+
+    `--print-config` shows the resolved config, whether its files are there or not, and exits; `--help` lists every setting.
+
+    Raises:
+        ConfigError: see `load_config` and `check_files`.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        parents=list(options),
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Any setting can be overridden: --update.learning_rate 3e-5. The settings:\n\n{reference(Config)}",
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML settings, see configs/")
+    parser.add_argument("--print-config", action="store_true", help="show the resolved settings and exit")
+    arguments, overrides = parser.parse_known_args(argv)
+    config = load_config(arguments.config, overrides)
+    if arguments.print_config:
+        print(config.resolved_yaml(), end="")
+        raise SystemExit(0)
+    check_files(config)
+    return config

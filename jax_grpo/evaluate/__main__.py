@@ -1,0 +1,193 @@
+"""A model judged on held-out positions: `python -m jax_grpo.evaluate --weights W --out DIR`, or two evaluations `--compare A B`.
+
+Writes evaluation.json (the same for the same weights, data and seed), evaluation.md, pictures and the self-play games. Reads the
+command line and files; the suites are in `evaluation/`.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jax_grpo.config.files import require_weights, weights_directory
+from jax_grpo.config.sections import EngineConfig
+from jax_grpo.evaluate import tables
+from jax_grpo.evaluate.mates import PACKAGED_MATES, Mate, read_mates
+from jax_grpo.evaluate.selfplay import pgn
+from jax_grpo.evaluate.suites import SUITES, BeginPart, Data, Results, our_generators, run_suites
+from jax_grpo.model.named import describe_model, load_named
+from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.positions.files import read_positions
+from jax_grpo.run.files import CheckpointError, is_checkpoint
+from jax_grpo.run.folder import write_whole
+from jax_grpo.system.progress import Steps
+from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
+
+
+def evaluate(
+    weights: str, suites: Sequence[str], data: Data, temperature: float, steps: BeginPart
+) -> tuple[dict, Results]:
+    """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results.
+
+    Args:
+        weights: see `loading`.
+        suites: names of `SUITES`.
+        data: what to ask about.
+        temperature: of the sampled mode.
+        steps: shows progress, see `progress.Steps`.
+    """
+    policy = load_named(weights)
+    results = run_suites(suites, our_generators(policy, temperature, data.seed), data, steps)
+    folder = weights_directory(weights)
+    settings = {} if is_checkpoint(folder) else json.loads((folder / "config.json").read_text())
+    report = {
+        "format": tables.FORMAT,
+        "model": describe_model(weights, policy),
+        "data": describe_data(data, suites),
+        "seed": data.seed,
+        "temperature": temperature,
+        "estimates": {path: dataclasses.asdict(estimate) for path, estimate in results.estimates.items()},
+        "games": {
+            key: {"half_moves": [game.legal for game in games], "ended": [game.ended for game in games]}
+            for key, games in results.games.items()
+        },
+        "published": tables.published_figures(weights, settings),
+    }
+    return report, results
+
+
+def describe_data(data: Data, suites: Sequence[str]) -> dict[str, str]:
+    """In words and checksums, what the suites that ran were asked; without file names, which differ from place to place."""
+    out = {}
+    if {"policy", "environment"} & set(suites):
+        engine = f"moves without a label scored by {data.engine.name}" if data.engine else "no engine: labels only"
+        out["positions"] = f"{len(data.positions):,} (checksum {_checksum(data.positions)}), {engine}"
+    if "mates" in suites:
+        out["mates"] = f"{len(data.mates):,} (checksum {_checksum(data.mates)})"
+    if "selfplay" in suites:
+        out["self-play"] = f"{data.games} games of each kind, at most {data.half_moves} half-moves of the model"
+    return out
+
+
+def _checksum(rows: Sequence[Position] | Sequence[Mate]) -> str:
+    """Of the rows as a set: their order does not matter to any number."""
+    return hashlib.sha256("\n".join(sorted(map(repr, rows))).encode()).hexdigest()[:12]
+
+
+def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]:
+    """Writes the report, its tables, pictures and games; returns the files."""
+    from jax_grpo.evaluate.pictures import save_pictures  # matplotlib is slow to import
+
+    name = report["model"]["name"]
+    texts = {tables.REPORT: json.dumps(report, indent=1) + "\n", "evaluation.md": tables.evaluation_page(report)}
+    if results.games:
+        named = {key.replace("_", " ").replace("/", ", "): games for key, games in results.games.items()}
+        texts["selfplay.pgn"] = pgn(named, name)
+    return _write(texts, folder) + save_pictures(results, data, name, folder)
+
+
+def save_comparison(before: Path, after: Path, folder: Path) -> list[Path]:
+    """Writes comparison.json and comparison.md of two evaluations; returns the files."""
+    reports = tables.read_report(before), tables.read_report(after)
+    pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
+    return _write({"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports)}, folder)
+
+
+def _write(texts: dict[str, str], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Checked arguments; argparse words what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_grpo.evaluate", description="A model judged on held-out positions.", allow_abbrev=False
+    )
+    option, suites = parser.add_argument, ",".join(SUITES)
+    option("--weights", metavar="W", help="packaged:rook-small, a run folder, a Hugging Face folder, a checkpoint")
+    option("--out", type=Path, metavar="DIR", help="folder to write into")
+    option("--suite", default="all", metavar="S", help=f"all, or of {suites} (default: all)")
+    option("--positions", type=_count, default=1000, metavar="N", help="first N of the data (default: 1000)")
+    option("--data", metavar="FILE", help="positions to ask about (default: the packaged held-out ones)")
+    option("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
+    option("--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)")
+    option("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
+    option("--temperature", type=_positive, default=1.0, metavar="T", help="when sampled (default: 1)")
+    option("--engine", metavar="PATH", help="Stockfish (a path, or `stockfish`) to score moves without a label")
+    option("--nodes", type=_count, default=3000, metavar="N", help="the engine's limit (default: 3000)")
+    option("--seed", type=int, default=0, help="of sampling, openings and resampling (default: 0)")
+    option("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two folders of evaluations, B against A")
+    arguments = parser.parse_args(argv)
+    if arguments.compare is None and (arguments.weights is None or arguments.out is None):
+        parser.error("give --weights W and --out DIR, or --compare DIR_A DIR_B")
+    if not 0 <= arguments.seed < 2**31:
+        parser.error(f"--seed {arguments.seed}: expected 0 to 2147483647")
+    arguments.suite = list(SUITES) if arguments.suite == "all" else arguments.suite.split(",")
+    if unknown := [name for name in arguments.suite if name not in SUITES]:
+        parser.error(f"--suite {unknown[0]!r}: expected all, or of {', '.join(SUITES)}, with commas between")
+    return arguments
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of at least 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 100:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r}; expected a number above 0 (greedy is always measured)")
+
+
+def load_data(arguments: argparse.Namespace, engine: EnginePool | None) -> Data:
+    """The positions and mates to ask about.
+
+    Raises:
+        EvaluationError, PositionFileError: name the file and the row.
+    """
+    positions: list[Position] = []
+    if {"policy", "environment"} & set(arguments.suite):
+        positions = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
+    mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in arguments.suite else []
+    asked = positions[: arguments.positions]
+    return Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
+
+
+def run(arguments: argparse.Namespace) -> list[Path]:
+    """What the command line asks for; returns the files written."""
+    if arguments.compare:
+        before, after = arguments.compare
+        return save_comparison(before, after, arguments.out or after)
+    require_weights(arguments.weights)
+    arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
+    with contextlib.ExitStack() as cleanup:
+        engine = None
+        if arguments.engine:
+            path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
+            engine = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
+        data = load_data(arguments, engine)
+        steps = cleanup.enter_context(Steps())
+        report, results = evaluate(arguments.weights, arguments.suite, data, arguments.temperature, steps)
+        return save(report, results, data, arguments.out)
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        files = run(arguments)
+    except (CheckpointError, EngineError, ValueError, OSError) as error:  # the project's input errors are ValueErrors
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
+    print("saved:", ", ".join(map(str, files)))
+
+
+if __name__ == "__main__":
+    main()

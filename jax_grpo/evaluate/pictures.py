@@ -1,0 +1,128 @@
+"""Pictures of an evaluation: rates with their intervals, lengths of self-play games, one game, boards with the model's moves."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import chess
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.lines import Line2D
+
+from jax_grpo.evaluate.selfplay import Game
+from jax_grpo.evaluate.statistics import Estimate
+from jax_grpo.evaluate.suites import MODES, Data, Results
+from jax_grpo.evaluate.tables import PERCENT, SUITES, TITLES, sections
+from jax_grpo.report.boards import ENGINE, MODEL, draw_board
+from jax_grpo.report.curves import boards
+from jax_grpo.tasks.base import Prompt
+
+SERIES = {  # how a mode and a side are drawn, by mode/group
+    "greedy/white": {"color": MODEL, "marker": "o", "mfc": "white", "lw": 1.2},
+    "greedy/black": {"color": MODEL, "marker": "o", "mfc": MODEL, "lw": 1.2},
+    "sampled/white": {"color": ENGINE, "marker": "s", "mfc": "white", "lw": 1.2},
+    "sampled/black": {"color": ENGINE, "marker": "s", "mfc": ENGINE, "lw": 1.2},
+}
+
+
+def save_pictures(results: Results, data: Data, name: str, folder: Path) -> list[Path]:
+    """Writes those pictures that the suites which ran give something to draw for."""
+    files = []
+    if sections(results.estimates):
+        files.append(folder / "rates.png")
+        rates(results.estimates, files[-1])
+    if results.games:
+        files += [folder / "selfplay.png", folder / "game.png"]
+        lengths(results.games, files[-2])
+        longest_game(results.games, name, files[-1])
+    labelled = [position for position in data.positions if position.moves and position.fen in results.moves][:8]
+    if labelled:
+        files.append(folder / "boards.png")
+        prompts = [Prompt("", 0, position) for position in labelled]
+        boards(prompts, [[results.moves[position.fen]] for position in labelled], files[-1])
+    return files
+
+
+@contextlib.contextmanager
+def _figure(path: Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[tuple]:
+    """A figure and its axes [rows, columns], saved at the end."""
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
+    yield figure, axes
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _finish(axis: Any, title: str) -> None:
+    axis.set_title(title.replace("`", ""), fontsize=9, loc="left")
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def rates(estimates: Mapping[str, Estimate], path: Path) -> None:
+    """One panel a section: every rate with its 95 % interval, greedy and sampled, White (hollow) and Black (filled) apart."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for section in sections(estimates):
+        percents = [(name, words) for name, words, unit in SUITES[section.partition("/")[0]] if unit == PERCENT]
+        sided = [
+            (n, words) for n, words in percents if any(f"{section}/{series}/{n}" in estimates for series in SERIES)
+        ]
+        panels |= {section: sided} if sided else {}
+    heights = [len(names) + 1.2 for names in panels.values()]
+    size = (8, 0.42 * sum(heights) + 0.6)
+    with _figure(path, len(panels), 1, size, height_ratios=heights) as (figure, axes):
+        for axis, (section, names) in zip(axes[:, 0], panels.items(), strict=True):
+            for row, (name, _) in enumerate(names):
+                for place, (series, style) in enumerate(SERIES.items()):
+                    rate = estimates.get(f"{section}/{series}/{name}")
+                    if rate and rate.value is not None:
+                        low, high = rate.low or rate.value, rate.high or rate.value
+                        spread = np.maximum(100 * np.array([[rate.value - low], [high - rate.value]]), 0)
+                        y = row + 0.18 * (place - 1.5)
+                        axis.errorbar([100 * rate.value], [y], xerr=spread, ls="none", ms=4, **style)
+            axis.set_yticks(range(len(names)), [words for _, words in names], fontsize=8)
+            axis.set(xlim=(-2, 102), ylim=(len(names) - 0.4, -0.6))
+            axis.grid(axis="x", alpha=0.25)
+            _finish(axis, TITLES[section])
+        axes[-1, 0].set_xlabel("percent, with 95 % intervals", fontsize=8)
+        sides = {series: f"{series.partition('/')[0]}, {series.partition('/')[2].capitalize()}" for series in SERIES}
+        handles = [Line2D([], [], ms=5, label=sides[series], **style) for series, style in SERIES.items()]
+        figure.legend(handles=handles, loc="outside upper right", ncols=4, frameon=False, fontsize=8)
+
+
+def lengths(games: Mapping[str, Sequence[Game]], path: Path) -> None:
+    """Histograms of legal half-moves, one panel a world, greedy and sampled beside each other."""
+    parts = list(dict.fromkeys(key.split("/")[0] for key in games))
+    longest = max(game.legal for played in games.values() for game in played)
+    bins = np.linspace(-0.5, longest + 0.5, min(longest + 2, 26)).tolist()  # a bar a length while there are few
+    with _figure(path, 1, len(parts), (4.5 * len(parts), 3), sharey=True) as (_, axes):
+        for axis, part in zip(axes[0], parts, strict=True):
+            values = [[game.legal for game in games[f"{part}/{mode}"]] for mode in MODES]
+            means = [f"{mode}: mean {np.mean(v):.1f}" for mode, v in zip(MODES, values, strict=True)]
+            axis.hist(values, bins=bins, color=[MODEL, ENGINE], label=means)
+            axis.set_xlabel("legal half-moves before the game ended", fontsize=8)
+            axis.legend(frameon=False, fontsize=8)
+            _finish(axis, TITLES[f"selfplay/{part}"])
+        axes[0, 0].set_ylabel("games", fontsize=8)
+
+
+def longest_game(games: Mapping[str, Sequence[Game]], name: str, path: Path) -> None:
+    """Eight moments of the longest sampled game (greedy ones often repeat themselves), White below; the last is its end."""
+    sampled = [(key, game) for key, played in games.items() for game in played if key.endswith("/sampled")]
+    key, game = max(sampled, key=lambda pair: pair[1].legal)
+    tries = [move.uci() for move in game.board.move_stack]
+    tries += [game.last_text.strip()[:12]] if game.ended == "illegal_move" else [""]
+    moments = np.unique(np.linspace(game.opening, len(tries) - 1, 8).round().astype(int))
+    board = game.board.root()
+    with _figure(path, 2, 4, (10.4, 6)) as (figure, axes):
+        for axis in axes.flat:
+            axis.axis("off")
+        for axis, ply in zip(axes.flat, moments.tolist(), strict=False):
+            for move in game.board.move_stack[len(board.move_stack) : ply]:
+                board.push(move)
+            draw_board(axis, board, tries[ply], "", seen_from=chess.WHITE)
+            if not tries[ply]:
+                axis.set_title(f"after {ply} half-moves: {board.result() if board.outcome() else 'cut'}", fontsize=8)
+        world, mode = key.replace("_", "-").split("/")
+        title = f"{name}, self-play ({world}, {mode}): the longest of its games, {game.legal} legal half-moves"
+        figure.suptitle(title, fontsize=9)

@@ -1,0 +1,189 @@
+"""Closed-loop self-play: how many half-moves does the model play before its first illegal one?
+
+Two worlds: python-chess keeps the board, or the model does (ArbiterSim: the state it writes is the next prompt's). Legality is
+always judged on the true board. Knows nothing of generation.
+"""
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+
+import chess
+import chess.pgn
+
+from jax_grpo.evaluate.statistics import Estimate, bootstrap_mean, proportion
+from jax_grpo.positions.rookworld import legal_uci
+from jax_grpo.rollout.texts import Complete, Tick
+from jax_grpo.tasks.base import Position, Prompt
+from jax_grpo.tasks.environment import next_state, state_prompt
+from jax_grpo.tasks.policy import PolicyTask
+
+OPENING = 4  # random half-moves before the model's first, so that greedy games differ; the first game has none
+ENDS = {
+    "illegal_move": "the model's move is not legal, or not a move",
+    "checkmate": "checkmate on the true board",
+    "draw": "a draw on the true board (stalemate, material, 75 moves, fivefold repetition)",
+    "length": "the limit of half-moves",
+    "unreadable_state": "the state written is not a FEN in four fields",
+    "environment_refused": "the model called its own legal move illegal",
+    "environment_ended": "the model called the game over, and it was not",
+}
+ON_A_TRUE_BOARD = ("illegal_move", "checkmate", "draw", "length")
+
+
+@dataclasses.dataclass
+class Game:
+    """A game as it is played.
+
+    Attributes:
+        board: the true one, with the moves so far.
+        state: the FEN the model is shown.
+        opening: half-moves that were not the model's.
+        legal: half-moves of the model, all legal.
+        exact: how many of the states it wrote, from the first on, were the true ones.
+        ended: a key of `ENDS`, or None.
+        last_text: what it wrote where the game ended.
+    """
+
+    board: chess.Board
+    state: str
+    opening: int
+    legal: int = 0
+    exact: int = 0
+    ended: str | None = None
+    last_text: str = ""
+
+
+def openings(games: int, seed: int) -> list[Game]:
+    """Games about to begin: the first from the start position, the others after `OPENING` random half-moves."""
+    begun = []
+    for number in range(games):
+        rng, board = random.Random(f"{seed}/{number}"), chess.Board()
+        for _ in range(OPENING if number else 0):
+            board.push(rng.choice(sorted(board.legal_moves, key=chess.Move.uci)))
+        begun.append(Game(board, board.fen(), len(board.move_stack)))
+    return begun
+
+
+def play(
+    games: Sequence[Game],
+    policy: PolicyTask,
+    choose: Complete,
+    simulate: Complete | None,
+    max_half_moves: int,
+    tick: Tick,
+) -> None:
+    """Plays all games to their ends, side by side, in place.
+
+    Args:
+        games: see `openings`.
+        policy: the task that asks for one move.
+        choose: completes its prompts.
+        simulate: completes environment prompts; None: python-chess is the environment.
+        max_half_moves: of the model.
+        tick: called with how many half-moves all games have made together.
+    """
+    for step in range(max_half_moves):
+        live = [number for number, game in enumerate(games) if game.ended is None]
+        if not live:
+            return
+        prompts = [policy.prompt(Position(games[number].state), 0) for number in live]
+        questions: dict[int, Prompt] = {}  # of the games whose move was legal
+        truths: list[str] = []
+        for number, text in zip(live, choose(prompts, numbers=live, step=step), strict=True):
+            game, uci = games[number], text.strip()
+            if uci not in legal_uci(game.board):
+                game.ended, game.last_text = "illegal_move", text
+                continue
+            move, history = chess.Move.from_uci(uci), [past.uci() for past in game.board.move_stack]
+            questions[number] = Prompt(state_prompt(game.state, uci, history), 0)
+            truths.append(next_state(game.board, move))
+            game.board.push(move)
+            game.legal += 1
+        answers = truths
+        if simulate is not None:
+            # Numbers beyond the games': with a game's own, a state would be drawn with the random numbers of the move before it.
+            numbers = [len(games) + number for number in questions]
+            answers = simulate(list(questions.values()), numbers=numbers, step=step)
+        for number, truth, answer in zip(questions, truths, answers, strict=True):
+            _continue(games[number], truth, answer)
+        tick(step + 1)
+    for game in games:
+        game.ended = game.ended or "length"
+
+
+def _continue(game: Game, truth: str, answer: str) -> None:
+    """Takes the environment's answer for the next state, or ends the game."""
+    fields = answer.rstrip("+").split("+")
+    if game.exact == game.legal - 1 and fields[0] == truth.partition("+")[0]:
+        game.exact += 1
+    game.last_text = answer
+    if (outcome := game.board.outcome()) is not None:
+        game.ended = "checkmate" if outcome.termination == chess.Termination.CHECKMATE else "draw"
+    elif len(fields) != 4 or not _readable(fields[0]):
+        game.ended = "unreadable_state"
+    elif fields[3] == "1":
+        game.ended = "environment_refused"
+    elif fields[2] == "1":
+        game.ended = "environment_ended"
+    else:
+        game.state = fields[0]
+
+
+def _readable(fen: str) -> bool:
+    """Whether a policy prompt can be made of it: six fields that python-chess reads. The position may be impossible."""
+    try:
+        chess.Board(fen)
+    except ValueError:
+        return False
+    return len(fen.split(" ")) == 6
+
+
+def selfplay_estimates(games: Sequence[Game], own_environment: bool, seed: int) -> dict[str, Estimate]:
+    """`group/name` estimates.
+
+    `all/half_moves`: legal ones before the game ended (for games that did not end by an illegal move a lower bound of what the
+    policy would have played); `all/exact_states`: of a model's own environment; `all/ended_*`: share of games by end;
+    `white/legal` and `black/legal`: share of that side's attempts that were legal moves.
+    """
+    out = {"all/half_moves": bootstrap_mean([game.legal for game in games], seed)}
+    if own_environment:
+        out["all/exact_states"] = bootstrap_mean([game.exact for game in games], seed)
+    for end in ENDS:
+        if own_environment or end in ON_A_TRUE_BOARD:
+            out[f"all/ended_{end}"] = proportion([game.ended == end for game in games])
+    for side, color in {"white": chess.WHITE, "black": chess.BLACK}.items():
+        out[f"{side}/legal"] = proportion([legal for game in games for legal in _attempts(game, color)])
+    return out
+
+
+def _attempts(game: Game, color: chess.Color) -> list[bool]:
+    """Legality of each move the model tried for a colour."""
+    plies = range(game.opening, len(game.board.move_stack))
+    legal = [True for ply in plies if (ply % 2 == 0) == color]
+    return [*legal, False] if game.ended == "illegal_move" and game.board.turn == color else legal
+
+
+def pgn(games_of: Mapping[str, Sequence[Game]], name: str) -> str:
+    """The games of each set, one PGN after another, which any chess program opens; each says how it ended.
+
+    Args:
+        games_of: by set, such as `model environment, greedy`.
+        name: of the model, on both sides.
+    """
+    texts = [str(_pgn(game, i, event, name)) for event, games in games_of.items() for i, game in enumerate(games, 1)]
+    return "\n\n".join(texts) + ("\n" if games_of else "")
+
+
+def _pgn(game: Game, number: int, event: str, name: str) -> chess.pgn.Game:
+    # Without the engine's clock and date: the same weights and seed give the same file.
+    out, ended = chess.pgn.Game.from_board(game.board), game.ended or "length"
+    headers = {"Event": f"Self-play, {event}", "Site": "jax_grpo", "Date": "????.??.??", "Round": str(number)}
+    out.headers.update(headers | {"White": name, "Black": name, "Termination": ENDS[ended]})
+    end = out.end()
+    if ended not in ("checkmate", "draw", "length"):
+        end.comment = f"{ENDS[ended]}: {' '.join(game.last_text.split())!r}".replace("}", ")")
+    nodes = list(out.mainline())
+    if game.opening and (last := nodes[game.opening - 1]) is not end:
+        last.comment = "the model's first move follows"
+    return out

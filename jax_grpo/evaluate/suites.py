@@ -1,0 +1,132 @@
+"""All suites of one evaluation: asks the model, greedy and sampled, and hands its answers to the judges.
+
+The generators are passed in, so that another implementation of the same model can be judged by the same code.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jax_grpo.evaluate.environment import environment_prompts, environment_rows, environment_task
+from jax_grpo.evaluate.mates import Mate, mate_rows
+from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
+from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
+from jax_grpo.evaluate.statistics import Estimate, summarise
+from jax_grpo.model.named import Policy
+from jax_grpo.rollout.texts import Complete, Generator
+from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.engine import EnginePool
+from jax_grpo.tasks.policy import labelled, parse_answer
+from jax_grpo.tasks.stop import environment_stop, policy_stop
+
+MODES = ("greedy", "sampled")
+CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
+BeginPart = Callable[[str, int], Callable[[int], None]]  # (what, total) -> tick(done); see progress.Steps
+Ask = Callable[[str, str], Complete]  # (kind of answer, a key of CAPS; mode) -> generator
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What an evaluation is about.
+
+    Attributes:
+        positions: of the policy and environment suites.
+        mates: of the mates suite; empty: left out.
+        games: self-play games of each kind.
+        half_moves: the model's most in one game.
+        seed: of sampling, openings and resampling.
+        engine: scores moves without a label; None: they are not scored.
+    """
+
+    positions: Sequence[Position]
+    mates: Sequence[Mate]
+    games: int
+    half_moves: int
+    seed: int
+    engine: EnginePool | None = None
+
+
+@dataclasses.dataclass
+class Results:
+    """Estimates by `suite/part/mode/group/name`, the self-play games by set, and the greedy moves of the positions."""
+
+    estimates: dict[str, Estimate] = dataclasses.field(default_factory=dict)
+    games: dict[str, list[Game]] = dataclasses.field(default_factory=dict)
+    moves: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def add(self, prefix: str, estimates: Mapping[str, Estimate]) -> None:
+        self.estimates |= {f"{prefix}/{path}": estimate for path, estimate in estimates.items()}
+
+
+def our_generators(policy: Policy, temperature: float, seed: int) -> Ask:
+    """Generators by our own rollout, each compiled when first asked for."""
+    stop_rules = {"full": policy_stop(), "best_move": policy_stop(), "environment": environment_stop()}
+
+    @functools.cache
+    def ask(kind: str, mode: str) -> Complete:
+        return Generator(policy, stop_rules[kind], CAPS[kind], {"greedy": 0.0, "sampled": temperature}[mode], seed)
+
+    return ask
+
+
+def run_suites(suites: Sequence[str], ask: Ask, data: Data, steps: BeginPart) -> Results:
+    """Runs the named suites in order."""
+    results = Results()
+    for suite in suites:
+        SUITES[suite](ask, data, steps, results)
+    return results
+
+
+def _sides(positions: Sequence[Position]) -> dict[str, list[bool]]:
+    return {name: [f" {letter} " in p.fen for p in positions] for name, letter in {"white": "w", "black": "b"}.items()}
+
+
+def _moves(
+    ask: Ask, suite: str, positions: Sequence[Position], steps: BeginPart
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Style, mode and completions: what the model answers in each position, asked in every style and mode."""
+    for style in STYLES:
+        task = policy_task(style)
+        prompts = [task.prompt(position, 0) for position in positions]
+        for mode in MODES:
+            yield style, mode, ask(style, mode)(prompts, tick=steps(f"{suite}, {style}, {mode}", len(prompts)))
+
+
+def _policy(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    positions = labelled(data.positions, data.engine)
+    for style, mode, completions in _moves(ask, "policy", positions, steps):
+        rows = policy_rows(style, positions, completions, data.engine)
+        results.add(f"policy/{style}/{mode}", summarise(rows, _sides(positions)))
+        if (style, mode) == ("best_move", "greedy"):
+            results.moves = {p.fen: text.strip() for p, text in zip(positions, completions, strict=True)}
+
+
+def _environment(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    prompts = environment_prompts(environment_task(), data.positions)
+    legal = [(prompt.answer or "").endswith("+0") for prompt in prompts]  # the last field, `truncated`
+    groups = _sides(data.positions) | {"legal_moves": legal, "illegal_moves": [not each for each in legal]}
+    for mode in MODES:
+        completions = ask("environment", mode)(prompts, tick=steps(f"environment, {mode}", len(prompts)))
+        results.add(f"environment/next_state/{mode}", summarise(environment_rows(prompts, completions), groups))
+
+
+def _mates(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    positions = [mate.position for mate in data.mates]
+    for style, mode, completions in _moves(ask, "mates", positions, steps):
+        moves = [parse_answer(style, text).best for text in completions]
+        results.add(f"mates/{style}/{mode}", summarise(mate_rows(data.mates, moves), _sides(positions)))
+
+
+def _selfplay(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    task = policy_task("best_move")
+    for part, own in {"own_environment": True, "python_chess": False}.items():
+        for mode in MODES:
+            games = openings(data.games, data.seed)
+            simulate = ask("environment", mode) if own else None
+            tick = steps(f"self-play, {part}, {mode}", data.half_moves)
+            play(games, task, ask("best_move", mode), simulate, data.half_moves, tick)
+            results.add(f"selfplay/{part}/{mode}", selfplay_estimates(games, own, data.seed))
+            results.games[f"{part}/{mode}"] = games
+
+
+SUITES = {"policy": _policy, "environment": _environment, "mates": _mates, "selfplay": _selfplay}

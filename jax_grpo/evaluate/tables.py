@@ -1,0 +1,224 @@
+"""evaluation.json as Markdown: what was measured, of whom, with 95 % intervals; alone, or two evaluations side by side.
+
+Estimates are read by their paths (`suite/part/mode/group/name`). Measures nothing.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_grpo.evaluate import EvaluationError
+from jax_grpo.evaluate.statistics import Estimate, difference
+
+REPORT, FORMAT = "evaluation.json", 1
+PERCENT, PLAIN = "percent", "plain"
+# name in evaluation.json, words, how it is shown
+POLICY = (
+    ("format", "format right", PERCENT),
+    ("legal", "legal moves", PERCENT),
+    ("best_move", "best move", PERCENT),
+    ("top_five", "move among the engine's five", PERCENT),
+    ("candidates_legal", "candidates legal", PERCENT),
+    ("candidates_top_five", "candidates among the engine's five", PERCENT),
+    ("scored", "moves with a known cost", PERCENT),
+    ("win_loss", "win probability lost (of scored moves)", PERCENT),
+    ("centipawn_loss", "centipawns lost (of scored moves)", PLAIN),
+    ("evaluation_error", "evaluation error, pawns", PLAIN),
+    ("evaluation_error_win", "evaluation error, win probability", PERCENT),
+    ("published_best", "the published label's move", PERCENT),
+)
+ENVIRONMENT = (
+    ("format", "format right", PERCENT),
+    ("next_state", "next state exact", PERCENT),
+    ("similarity", "FEN similarity", PERCENT),
+    ("reward", "reward exact", PERCENT),
+    ("reward_error", "reward, absolute error", PLAIN),
+    ("terminated", "terminated", PERCENT),
+    ("truncated", "truncated", PERCENT),
+)
+MATES = (("mate", "mate in one played", PERCENT), ("listed", "the listed mate", PERCENT), ("legal", "legal", PERCENT))
+SELFPLAY = (
+    ("half_moves", "legal half-moves before the game ended", PLAIN),
+    ("exact_states", "exact states in a row", PLAIN),
+    ("legal", "legal, of moves tried", PERCENT),
+    ("ended_illegal_move", "ended by an illegal move", PERCENT),
+    ("ended_checkmate", "ended by checkmate", PERCENT),
+    ("ended_draw", "ended by a draw", PERCENT),
+    ("ended_length", "reached the limit", PERCENT),
+    ("ended_unreadable_state", "ended: state unreadable", PERCENT),
+    ("ended_environment_refused", "ended: legal move refused", PERCENT),
+    ("ended_environment_ended", "ended: game over claimed", PERCENT),
+)
+SUITES = {"policy": POLICY, "environment": ENVIRONMENT, "mates": MATES, "selfplay": SELFPLAY}
+TITLES = {
+    "policy/full": "Policy, whole row (`M:` … `B:`)",
+    "policy/best_move": "Policy, one move (`B:`)",
+    "environment/next_state": "Environment (`A:`)",
+    "mates/full": "Mate in one, whole row",
+    "mates/best_move": "Mate in one, one move",
+    "selfplay/own_environment": "Self-play, the model its own environment",
+    "selfplay/python_chess": "Self-play on python-chess's board",
+}
+# What RookWorld's authors published of their 124M model: words, path in evaluation.json, percent.
+ROOKWORLD = (
+    ("checkmate in one (theirs on BIG-bench)", "mates/full/greedy/all/mate", 32.1),
+    ("best move", "policy/full/greedy/all/best_move", 26.2),
+    ("top five", "policy/full/greedy/all/candidates_top_five", 39.2),
+    ("policy format", "policy/full/greedy/all/format", 93.0),
+    ("next state", "environment/next_state/greedy/all/next_state", 99.61),
+    ("normalised Levenshtein similarity", "environment/next_state/greedy/all/similarity", 99.99),
+    ("reward", "environment/next_state/greedy/all/reward", 99.11),
+    ("terminated", "environment/next_state/greedy/all/terminated", 99.13),
+)
+GPT2_SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}
+
+
+def published_figures(name: str, settings: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """`ROOKWORLD`, where the weights say that they are RookWorld's and have its shape; else none.
+
+    Args:
+        name: of the weights, as given.
+        settings: their config.json; `_name_or_path` is asked too.
+    """
+    named = f"{name} {settings.get('_name_or_path', '')}".lower()
+    shaped = all(settings.get(key) == value for key, value in GPT2_SMALL.items())
+    return list(ROOKWORLD) if "rookworld" in named and shaped else []
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """evaluation.json of a folder.
+
+    Raises:
+        EvaluationError: missing, unreadable, or of another format.
+    """
+    path = folder / REPORT
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        version = report["format"]
+    except FileNotFoundError as error:
+        raise EvaluationError(
+            f"{path} does not exist; make it with python -m jax_grpo.evaluate --weights W --out {folder}"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvaluationError(f"{path} is not an evaluation ({type(error).__name__}: {error})") from error
+    if version != FORMAT:
+        raise EvaluationError(f"{path} has format {version}; this version reads {FORMAT}: evaluate again")
+    return report
+
+
+def evaluation_page(report: Mapping[str, Any]) -> str:
+    """evaluation.md of an evaluation.json."""
+    model, estimates = report["model"], report["estimates"]
+    notes = [
+        f"{model['parameters']:,} parameters, weights {model['sha256'][:12]}; seed {report['seed']}, temperature "
+        f"{report['temperature']} where sampled.",
+        *(f"{name}: {text}." for name, text in report["data"].items()),
+        "Brackets: 95 % intervals (method in parentheses). docs/evaluation.md says what each number means.",
+    ]
+    parts = [f"# Evaluation of {model['name']}\n", "\n".join(f"- {note}" for note in notes) + "\n"]
+    for section in sections(estimates):
+        columns = _columns(estimates, section)
+        counts = [
+            max(estimate["count"] for path, estimate in estimates.items() if path.startswith(f"{section}/{column}/"))
+            for column in columns
+        ]
+        rows = [["observations", *(f"{count:,}" for count in counts)]]
+        for name, words, unit in SUITES[section.partition("/")[0]]:
+            cells = [estimates.get(f"{section}/{column}/{name}") for column in columns]
+            if there := [cell for cell in cells if cell]:
+                measured = [cell for cell in there if cell["value"] is not None]
+                method = (measured or there)[0]["method"].replace("wilson", "Wilson")
+                rows.append([f"{words} ({method})", *(_show(cell, unit) for cell in cells)])
+        head = ["", *(column.replace("/", ", ").replace("_", " ") for column in columns)]
+        parts.append(f"## {TITLES[section]}\n\n" + _markdown_table(head, rows))
+    if report.get("published"):
+        rows = [
+            [words, f"{figure:.2f} %", _show(estimates.get(p), PERCENT)] for words, p, figure in report["published"]
+        ]
+        head = ["", "published", "here (greedy)"]
+        parts.append("## Beside the published figures\n\n" + _markdown_table(head, rows))
+    return "\n".join(parts)
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """By path: both estimates, `difference` (after - before, or null) and `apart` (the two intervals do not overlap).
+
+    Raises:
+        EvaluationError: nothing was measured by both.
+    """
+    pairs = {}
+    for path, first in before["estimates"].items():
+        if (second := after["estimates"].get(path)) is not None:
+            change = difference(Estimate(**first), Estimate(**second))
+            apart = change is not None and (second["low"] > first["high"] or second["high"] < first["low"])
+            change = None if change is None else dataclasses.asdict(change)
+            pairs[path] = {"before": first, "after": second, "difference": change, "apart": apart}
+    if not pairs:
+        raise EvaluationError("the two evaluations have no measurement in common; evaluate both with the same --suite")
+    return pairs
+
+
+def comparison_page(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """comparison.md: one table a section; groups of a number that is known for all prompts are left to the JSON."""
+    pairs = compare(before, after)
+    models = before["model"], after["model"]
+    names = [model["name"] for model in models]
+    if names[0] == names[1]:
+        names = [f"{model['name']} ({model['sha256'][:8]})" for model in models]
+    notes = [
+        "Brackets: 95 % intervals. *apart*: the two intervals do not overlap (a stricter test than an interval of the "
+        "difference that leaves out 0). White, Black and other groups: comparison.json."
+    ]
+    compared = {"data": "data", "seed": "seeds", "temperature": "sampling temperatures"}
+    notes += [f"The two used different {words}." for key, words in compared.items() if before[key] != after[key]]
+    parts = [f"# {names[0]} and {names[1]}\n", "\n".join(notes) + "\n"]
+    for section in sections(pairs):
+        rows = []
+        for column in _columns(pairs, section):
+            mode, _, group = column.partition("/")
+            for name, words, unit in SUITES[section.partition("/")[0]]:
+                pair = pairs.get(f"{section}/{column}/{name}")
+                whole = group == "all" or f"{section}/{mode}/all/{name}" not in pairs
+                if pair and pair["difference"] and whole:
+                    label = f"{words}, {mode}" if group == "all" else f"{words}, {mode}, {group.capitalize()}"
+                    change = _show(pair["difference"], unit, sign="+")
+                    verdict = "apart" if pair["apart"] else ""
+                    rows.append([label, _show(pair["before"], unit), _show(pair["after"], unit), change, verdict])
+        if rows:
+            head = ["", *names, "difference", "intervals"]
+            parts.append(f"## {TITLES[section]}\n\n" + _markdown_table(head, rows))
+    return "\n".join(parts)
+
+
+def sections(estimates: Mapping[str, Any]) -> list[str]:
+    """`suite/part` of all that was measured, in the order of `TITLES`."""
+    there = {"/".join(path.split("/")[:2]) for path in estimates}
+    return [section for section in TITLES if section in there]
+
+
+def _columns(estimates: Mapping[str, Any], section: str) -> list[str]:
+    """`mode/group` of a section, in the order of the file."""
+    paths = (path.split("/") for path in estimates if path.startswith(f"{section}/"))
+    return list(dict.fromkeys(f"{mode}/{group}" for _, _, mode, group, _ in paths))
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows)) + "\n"
+
+
+def _show(estimate: Mapping[str, Any] | None, unit: str, sign: str = "") -> str:
+    """`61.2 % [58.1, 64.2]`; a dash where nothing was measured."""
+    if estimate is None or estimate["value"] is None:
+        return "–"
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    scale, digits, mark = {PERCENT: (100, 1, " %"), PLAIN: (1, 2 if abs(value) < 10 else 1, "")}[unit]
+
+    def rounded(number: float) -> str:
+        return f"{round(number * scale, digits) + 0.0:{sign}.{digits}f}"  # + 0.0: no minus before a zero
+
+    text = rounded(value) + mark
+    return text if low is None else f"{text} [{rounded(low)}, {rounded(high)}]"

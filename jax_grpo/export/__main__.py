@@ -1,0 +1,88 @@
+"""Weights for other software: `python -m jax_grpo.export --weights RUN --format hf --out DIR`.
+
+The folder loads with `transformers.AutoModelForCausalLM` and `AutoTokenizer`: the same logits, the same ids. What was written is
+read back and compared bit for bit. Knows files only; nothing is computed.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from jax_grpo.config.files import weights_directory
+from jax_grpo.evaluate import EvaluationError
+from jax_grpo.evaluate.tables import read_report
+from jax_grpo.export.card import model_card
+from jax_grpo.export.tokenizer import save_for_transformers
+from jax_grpo.model.named import describe_model, load_named
+from jax_grpo.model.weights import WeightsError, load_hf, save_hf
+from jax_grpo.run.checkpoints import content_hash
+from jax_grpo.run.files import CheckpointError
+
+
+def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[Path]:
+    """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md.
+
+    Args:
+        weights: see `loading`.
+        out: made; must be empty or not there, or an earlier export.
+        evaluation: folder of an evaluation of these weights, for the card.
+
+    Returns:
+        The files written.
+
+    Raises:
+        WeightsError: `out` has other files, or what was read back differs.
+        EvaluationError: `evaluation` is missing, or of other weights.
+    """
+    policy = load_named(weights)
+    model = describe_model(weights, policy)
+    if evaluation is not None and (measured := read_report(evaluation)["model"])["sha256"] != model["sha256"]:
+        raise EvaluationError(
+            f"--evaluation {evaluation} is of {measured['name']} ({measured['sha256'][:12]}), not of these weights "
+            f"({model['sha256'][:12]}); evaluate these: python -m jax_grpo.evaluate --weights {weights} --out DIR"
+        )
+    source = weights_directory(weights)
+    if out.resolve() == source.resolve():
+        raise WeightsError(f"--out {out} is the folder of the weights themselves; give another one")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as working:
+        folder = Path(working) / out.name
+        save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
+        save_for_transformers(policy.tokenizer, folder, policy.architecture.max_position_embeddings)
+        (folder / "README.md").write_text(model_card(model, source, out, evaluation), encoding="utf-8")
+        if content_hash(load_hf(folder, jnp.float32)[1]) != model["sha256"]:
+            raise WeightsError(f"{out}: the weights read back differ from those written; is the disk sound?")
+        if out.exists():
+            if others := sorted({path.name for path in out.iterdir()} - {path.name for path in folder.iterdir()}):
+                raise WeightsError(
+                    f"--out {out} has other files in it ({others[0]}); give a new folder, or an earlier export"
+                )
+            shutil.rmtree(out)
+        folder.rename(out)
+    return sorted(out.iterdir())
+
+
+FORMATS = {"hf": export_hf}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.export", allow_abbrev=False)
+    option = parser.add_argument
+    option("--weights", required=True, metavar="RUN", help="a run folder, a checkpoint, packaged:rook-small")
+    option("--out", required=True, type=Path, metavar="DIR", help="folder to make")
+    option("--format", choices=FORMATS, default="hf", help="hf: safetensors that transformers loads")
+    option("--evaluation", type=Path, metavar="DIR", help="an evaluation of these weights, for the model card")
+    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        files = FORMATS[arguments.format](arguments.weights, arguments.out, arguments.evaluation)
+    except (CheckpointError, OSError, ValueError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
+    print("saved:", ", ".join(map(str, files)))
+
+
+if __name__ == "__main__":
+    main()

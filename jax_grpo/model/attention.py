@@ -1,0 +1,166 @@
+"""Causal attention in three forms: whole sequences, completions grouped by their prompt, and one token a completion.
+
+The last two compute a prompt's keys and values once for its G completions. Knows nothing of blocks or of what is generated.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_grpo.model.layers import GPT2Config, Linear, normal, wide_dtype
+
+
+class KV(NamedTuple):
+    """Keys and values of one layer. In a cache [P, N, T, D] (prompts) or [P, G, N, S, D] (S tokens of each completion).
+
+    Heads come before tokens there, so that the products of one token with its past read memory in order.
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+
+def causal_mask(attention_mask_BT: jax.Array) -> jax.Array:
+    """[B, 1, T, T] boolean: query t sees key s when s <= t and s is a real token."""
+    length = attention_mask_BT.shape[-1]
+    causal_TT = jnp.tril(jnp.ones((length, length), bool))
+    return causal_TT[None, None] & attention_mask_BT.astype(bool)[:, None, None, :]
+
+
+def join_rows(x_PTX: jax.Array, x_PGCX: jax.Array) -> jax.Array:
+    """One row a token, [P T + P G C, ...]: those of the prompts, then those of the completions."""
+    return jnp.concatenate([x_PTX.reshape(-1, *x_PTX.shape[2:]), x_PGCX.reshape(-1, *x_PGCX.shape[3:])])
+
+
+def split_rows(x_RX: jax.Array, prompt_PT: jax.Array, completion_PGC: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The inverse of `join_rows`, [P, T, ...] and [P, G, C, ...]; the arrays give the sizes."""
+    rest = x_RX.shape[1:]
+    return (
+        x_RX[: prompt_PT.size].reshape(*prompt_PT.shape, *rest),
+        x_RX[prompt_PT.size :].reshape(*completion_PGC.shape, *rest),
+    )
+
+
+def _joint_softmax(parts: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim: int) -> list[jax.Array]:
+    """Attention weights of one softmax over several sets of keys, each given as its scores [..., S] and which of them are seen."""
+    lowest = jnp.finfo(parts[0][0].dtype).min
+    scores = jnp.concatenate([jnp.where(seen, scores, lowest) for scores, seen in parts], axis=-1)
+    weights = jax.nn.softmax(scores / math.sqrt(head_dim), axis=-1)
+    ends = list(itertools.accumulate(scores.shape[-1] for scores, _ in parts))
+    return jnp.split(weights, ends[:-1], axis=-1)
+
+
+class Attention(nnx.Module):
+    """Causal multi-head attention, `softmax(q k^T / sqrt(D)) v`, softmax in at least float32."""
+
+    def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs, param_dtype, compute_dtype):
+        width = config.hidden_size
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.c_attn = Linear(
+            width, 3 * width, kernel_init=normal(0.02), dtype=compute_dtype, param_dtype=param_dtype, rngs=rngs
+        )
+        # GPT-2 scales the residual projections by 1/sqrt(2 L): 2 L of them add up in the residual stream.
+        self.c_proj = Linear(
+            width,
+            width,
+            kernel_init=normal(0.02 / math.sqrt(2 * config.num_layers)),
+            dtype=compute_dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+
+    def qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """[..., H] to three arrays [..., N, D]."""
+        q, k, v = (
+            part.reshape(*part.shape[:-1], self.num_heads, self.head_dim)
+            for part in jnp.split(self.c_attn(x), 3, axis=-1)
+        )
+        return q, k, v
+
+    def project(self, heads: jax.Array) -> jax.Array:
+        """[..., N, D] to [..., H]."""
+        return self.c_proj(heads.reshape(*heads.shape[:-2], self.num_heads * self.head_dim))
+
+    def __call__(self, x_BTH: jax.Array, mask_B1TT: jax.Array) -> tuple[jax.Array, KV]:
+        q_BTND, k_BTND, v_BTND = self.qkv(x_BTH)
+        return self.project(self._causal(q_BTND, k_BTND, v_BTND, mask_B1TT)), KV(k_BTND, v_BTND)
+
+    def grouped(
+        self, x_RH: jax.Array, mask_P1TT: jax.Array, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
+    ) -> jax.Array:
+        """All tokens of all prompts and of all completions, rows [R, H] as `join_rows` lays them.
+
+        A completion's token sees its prompt's shared keys and its own past. What is done to each row by itself is one product
+        for both kinds.
+        """
+        (q_PTND, q_PGCND), (k_PTND, k_PGCND), (v_PTND, v_PGCND) = (
+            split_rows(x_RND, prompt_mask_PT, completion_mask_PGC) for x_RND in self.qkv(x_RH)
+        )
+        out_PTND = self._causal(q_PTND, k_PTND, v_PTND, mask_P1TT)
+        causal_CC = jnp.tril(jnp.ones((q_PGCND.shape[2], q_PGCND.shape[2]), bool))
+        own_PGCS = causal_CC & completion_mask_PGC.astype(bool)[:, :, None, :]
+        weights = _joint_softmax(
+            [
+                (
+                    jnp.einsum("pgcnd,ptnd->pgnct", q_PGCND, k_PTND, preferred_element_type=wide_dtype(q_PGCND)),
+                    prompt_mask_PT.astype(bool)[:, None, None, None, :],
+                ),
+                (
+                    jnp.einsum("pgcnd,pgsnd->pgncs", q_PGCND, k_PGCND, preferred_element_type=wide_dtype(q_PGCND)),
+                    own_PGCS[:, :, None],
+                ),
+            ],
+            self.head_dim,
+        )
+        on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in weights)
+        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND) + jnp.einsum(
+            "pgncs,pgsnd->pgcnd", on_own, v_PGCND
+        )
+        return self.project(join_rows(out_PTND, out_PGCND))
+
+    def _causal(self, q_BTND: jax.Array, k_BTND: jax.Array, v_BTND: jax.Array, mask_B1TT: jax.Array) -> jax.Array:
+        """Heads' outputs [B, T, N, D] where each token sees what the mask lets it."""
+        # Written out: `jax.nn.dot_product_attention` takes its softmax in float32 even for float64 inputs.
+        dtype = wide_dtype(q_BTND)
+        scores_BNTS = jnp.einsum("btnd,bsnd->bnts", q_BTND, k_BTND, preferred_element_type=dtype)
+        scores_BNTS = jnp.where(mask_B1TT, scores_BNTS / math.sqrt(self.head_dim), jnp.finfo(dtype).min)
+        weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(q_BTND.dtype)
+        return jnp.einsum("bnts,bsnd->btnd", weights_BNTS, v_BTND)
+
+    def decode(
+        self, x_PGH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, own: Sequence[KV], step: jax.Array
+    ) -> tuple[jax.Array, KV]:
+        """One token per completion: attends to the shared prompt cache and to the completion's tokens 0..step.
+
+        The completion's cache comes in chunks; the token is written into the last, which is returned.
+        """
+        q_PGND, k_PGND, v_PGND = self.qkv(x_PGH)
+        *full, last = own
+        place = step - sum(chunk.k.shape[3] for chunk in full)
+        last = KV(
+            jax.lax.dynamic_update_slice_in_dim(last.k, k_PGND[:, :, :, None], place, axis=3),
+            jax.lax.dynamic_update_slice_in_dim(last.v, v_PGND[:, :, :, None], place, axis=3),
+        )
+
+        def scores(keys: str, k: jax.Array) -> jax.Array:
+            return jnp.einsum(f"pgnd,{keys}->pgns", q_PGND, k, preferred_element_type=wide_dtype(q_PGND))
+
+        seen = [True] * len(full) + [jnp.arange(last.k.shape[3]) <= place]
+        chunks = [*full, last]
+        weights = _joint_softmax(
+            [
+                (scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, :]),
+                *((scores("pgnsd", chunk.k), s) for chunk, s in zip(chunks, seen, strict=True)),
+            ],
+            self.head_dim,
+        )
+        on_prompt, *on_own = (w.astype(x_PGH.dtype) for w in weights)
+        out_PGND = jnp.einsum("pgns,pnsd->pgnd", on_prompt, prompt.v)
+        for weights_PGNS, chunk in zip(on_own, chunks, strict=True):
+            out_PGND += jnp.einsum("pgns,pgnsd->pgnd", weights_PGNS, chunk.v)
+        return self.project(out_PGND), last

@@ -1,0 +1,158 @@
+"""From what a config or a user calls a model to a tokenizer, a graph definition and parameters on the device.
+
+Names are `packaged:rook-small`, a run's folder, a Hugging Face folder, or a checkpoint. The one place that resolves them, finds the
+tokenizer that belongs to weights, and says what a model is.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_grpo.config import ConfigError
+from jax_grpo.config.files import RUN_WEIGHTS, require_weights, weights_directory
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.weights import WeightsError, load_hf, read_config
+from jax_grpo.run.checkpoints import content_hash
+from jax_grpo.run.checkpoints import load_params as load_checkpoint
+from jax_grpo.run.files import is_checkpoint, read_manifest
+
+GPT2_VOCABULARY = 50257
+
+
+class Policy(NamedTuple):
+    """A model ready to run: `nnx.merge(graphdef, params)` is the `GPT2`."""
+
+    architecture: GPT2Config
+    tokenizer: Tokenizer
+    graphdef: Any
+    params: Any
+
+
+class Model(NamedTuple):
+    """The same without a tokenizer, for work on token ids."""
+
+    architecture: GPT2Config
+    graphdef: Any
+    params: Any
+
+
+def random_architecture(config: ModelConfig, tokenizer: Tokenizer) -> GPT2Config:
+    """Architecture of random weights: the sizes that the config gives, all of them by its own check."""
+    return GPT2Config(
+        vocab_size=config.vocab_size or tokenizer.vocab_size,
+        num_layers=config.num_layers or 0,
+        num_heads=config.num_heads or 0,
+        hidden_size=config.hidden_size or 0,
+        max_position_embeddings=config.max_position_embeddings or 0,
+    )
+
+
+def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
+    """The config's tokenizer and its model (`load_model`), whose vocabulary must have room for the tokenizer's.
+
+    Raises:
+        TokenizerError: no such tokenizer.
+        ConfigError, WeightsError, CheckpointError: see `load_model`.
+    """
+    tokenizer = Tokenizer.load(config.tokenizer)
+    model = load_model(config, seed, context, tokenizer.vocab_size)
+    return Policy(model.architecture, tokenizer, model.graphdef, model.params)
+
+
+def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | None = None) -> Model:
+    """Builds the model and loads its weights, or initialises them from `seed` when the config names none.
+
+    Args:
+        config: the config's `model` section.
+        seed: of the initialisation.
+        context: tokens a sequence may have (prompt and completion); must fit the model's positions.
+        vocabulary: tokens the softmax is over, for all of which the weights must have rows; None: as many as there are rows.
+
+    Raises:
+        ConfigError: there are no such weights, or the vocabulary or context does not fit them.
+        WeightsError: the folder's files are not a GPT-2.
+        CheckpointError: the folder is a checkpoint, and damaged.
+    """
+    dtypes = {"param_dtype": jnp.dtype(config.param_dtype), "compute_dtype": jnp.dtype(config.compute_dtype)}
+    if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
+        raise ConfigError(
+            "model.compute_dtype or model.param_dtype is float64: set JAX_ENABLE_X64=1, else JAX uses float32"
+        )
+    if config.weights is None:
+        architecture = random_architecture(config, Tokenizer.load(config.tokenizer))
+        params = None
+    else:
+        require_weights(config.weights)
+        folder = weights_directory(config.weights)
+        load = load_checkpoint if is_checkpoint(folder) else load_hf
+        architecture, params = load(folder, dtypes["param_dtype"])
+    if vocabulary is not None and architecture.vocab_size < vocabulary:
+        raise ConfigError(
+            f"model.tokenizer {config.tokenizer!r} has {vocabulary} tokens but the model's vocabulary has "
+            f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
+        )
+    if architecture.max_position_embeddings < context:
+        raise ConfigError(
+            f"prompts.max_prompt_tokens (rounded up to a bucket) + rollout.max_new_tokens = {context} tokens; the model "
+            f"has {architecture.max_position_embeddings} positions"
+        )
+
+    def build() -> GPT2:
+        return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, vocabulary=vocabulary, **dtypes)
+
+    if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
+        params = jax.jit(lambda: nnx.state(build(), nnx.Param))()
+    return Model(architecture, nnx.split(nnx.eval_shape(build), nnx.Param)[0], params)
+
+
+def find_tokenizer(weights: str) -> str:
+    """The tokenizer that weights which are there were trained with: `chess`, `gpt2` or their own folder.
+
+    Raises:
+        WeightsError: nothing in the folder says which.
+    """
+    folder = weights_directory(weights)
+    if is_checkpoint(folder):
+        return read_manifest(folder)["config"]["model"]["tokenizer"]
+    if any((folder / file).is_file() for file in ("jax_grpo_tokenizer.json", "vocab.json")):
+        return str(folder)
+    if (vocabulary := read_config(folder).vocab_size) == GPT2_VOCABULARY:
+        return "gpt2"
+    raise WeightsError(
+        f"{folder} has no tokenizer (vocab.json and merges.txt, or jax_grpo_tokenizer.json) and its vocabulary of "
+        f"{vocabulary} is not GPT-2's {GPT2_VOCABULARY}; put the tokenizer's files beside the weights"
+    )
+
+
+def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
+    """The policy of a name, computing in float32.
+
+    Args:
+        name: what a user calls a model.
+        tokenizer: `chess`, `gpt2` or a folder; None: the weights' own, see `find_tokenizer`.
+        context: tokens a sequence may have.
+
+    Raises:
+        ConfigError, WeightsError, TokenizerError, CheckpointError: see `find_tokenizer` and `load_policy`.
+    """
+    require_weights(name)
+    config = ModelConfig(weights=name, tokenizer=tokenizer or find_tokenizer(name))
+    return load_policy(config, seed=0, context=context)
+
+
+def describe_model(name: str, policy: Policy) -> dict[str, Any]:
+    """Name (without folders, and without the trailing `weights` of a run), sizes and a hash of the parameters' values."""
+    folder, sizes = weights_directory(name), policy.architecture
+    padding = (sizes.padded_vocab_size - sizes.vocab_size) * sizes.hidden_size
+    return {
+        "name": folder.parent.name if folder.name == RUN_WEIGHTS else folder.name,
+        "architecture": dataclasses.asdict(sizes),
+        "tokenizer": policy.tokenizer.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)) - padding,
+        "sha256": content_hash(policy.params),
+    }

@@ -1,0 +1,196 @@
+"""Text to token ids and back, exactly: GPT-2's byte-level BPE, and a small chess vocabulary for small models.
+
+Both are Hugging Face `tokenizers` behind one class. The chess vocabulary gives every board square one token: the board
+field of a FEN (`rnbqkbnr/pppppppp/8/...`) becomes 64 tokens, so that a model sees a fixed grid, and any other text falls
+back to bytes. Knows nothing of tasks or models.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+ASSETS = Path(__file__).parents[1] / "assets" / "tokenizers"
+END_OF_TEXT = "<|endoftext|>"
+_MARKER_FILE = "jax_grpo_tokenizer.json"
+
+# A board square as a character outside the 0-255 range that bytes occupy (they are mapped one to one to U+0000-U+00FF).
+_PIECES = ".PNBRQKpnbrqk"
+_SQUARE_OF_PIECE = {piece: chr(0x100 + i) for i, piece in enumerate(_PIECES)}
+PIECE_OF_SQUARE = {square: piece for piece, square in _SQUARE_OF_PIECE.items()}
+_BOARD = re.compile(r"(?<![\w/])[pnbrqkPNBRQK1-8]+(?:/[pnbrqkPNBRQK1-8]+){7}(?![\w/])")
+_SQUARE_RUN = re.compile(f"[{chr(0x100)}-{chr(0x100 + len(_PIECES) - 1)}]+")
+
+
+class TokenizerError(ValueError):
+    """A tokenizer's name, folder or files cannot be used."""
+
+
+def _expand_board(match: re.Match[str]) -> str:
+    """Board field to 64 square characters, or unchanged when collapsing would not give the same text back."""
+    squares = "".join(
+        _SQUARE_OF_PIECE["."] * int(c) if c.isdigit() else _SQUARE_OF_PIECE.get(c, "") for c in match[0] if c != "/"
+    )
+    return squares if _collapse_board(squares) == match[0] else match[0]
+
+
+def _collapse_board(squares: str) -> str:
+    """Square characters to FEN board text, eight to a rank; a model's partial board gives a partial field."""
+    ranks = []
+    for start in range(0, len(squares), 8):
+        rank = "".join(PIECE_OF_SQUARE[c] for c in squares[start : start + 8])
+        ranks.append(re.sub(r"\.+", lambda run: str(len(run[0])), rank))
+    return "/".join(ranks)
+
+
+def chess_vocabulary() -> list[str]:
+    """Multi-character tokens of the chess vocabulary. The order is part of every checkpoint: only ever append."""
+    names = [f"{file}{rank}" for rank in range(1, 9) for file in "abcdefgh"]
+    castling = ["".join(c for c, on in zip("KQkq", bits, strict=True) if on) for bits in _castling_bits()]
+    return [
+        *list(PIECE_OF_SQUARE),
+        *[f" {name}" for name in names],
+        *names,
+        *[f" {rights}" for rights in castling],
+        " -",
+        " w",
+        *[f" {number}" for number in range(151)],
+        *["P: ", "A: ", "    M:", "    E:", "    B:", "M:", "E:", "B:"],
+        *[" " * width for width in (2, 4, 8, 16, 32)],
+        *["+0.001", "+1.0", "+0.5", "+-1.0", "+0", "+1"],
+    ]
+
+
+def _castling_bits() -> list[tuple[int, int, int, int]]:
+    return [(k, q, bk, bq) for k in (1, 0) for q in (1, 0) for bk in (1, 0) for bq in (1, 0) if k + q + bk + bq]
+
+
+def _byte_tokenizer() -> tokenizers.Tokenizer:
+    vocab = {END_OF_TEXT: 0} | {chr(byte): 1 + byte for byte in range(256)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokens = [AddedToken(text, normalized=False, special=False) for text in chess_vocabulary()]
+    added = backend.add_tokens(tokens)
+    assert added == len(tokens), "the chess vocabulary lists a token twice"
+    return backend
+
+
+def _gpt2_backend(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+    # The end-of-text marker is not registered as a special token: a prompt that spells it out stays plain text.
+    backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _gpt2_byte_of_char() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes (Radford et al. 2019, `bytes_to_unicode`)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Tokenizer:
+    """One interface over both vocabularies. `eos_id` also serves as padding: masks, not ids, say what is padding.
+
+    Attributes:
+        name: "gpt2" or "chess".
+        vocab_size: number of token ids.
+    """
+
+    def __init__(self, name: str, backend: tokenizers.Tokenizer):
+        self.name = name
+        self._backend = backend
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        eos_id = backend.token_to_id(END_OF_TEXT)
+        if eos_id is None:
+            raise TokenizerError(f"tokenizer {name!r} has no {END_OF_TEXT!r} entry in its vocabulary")
+        self.eos_id: int = eos_id
+        self.pad_id: int = eos_id
+
+    @classmethod
+    def load(cls, name_or_dir: str) -> "Tokenizer":
+        """`"chess"`, `"gpt2"`, or a folder with this project's marker file or GPT-2's vocab.json and merges.txt.
+
+        Raises:
+            TokenizerError: neither a known name nor a folder with the files; the message lists what was expected.
+        """
+        if name_or_dir == "chess":
+            return cls("chess", _byte_tokenizer())
+        if name_or_dir == "gpt2":
+            return cls("gpt2", _gpt2_backend(ASSETS / "gpt2" / "vocab.json", ASSETS / "gpt2" / "merges.txt"))
+        folder = Path(name_or_dir)
+        if (folder / _MARKER_FILE).is_file():
+            return cls.load(json.loads((folder / _MARKER_FILE).read_text())["name"])
+        vocab, merges = folder / "vocab.json", folder / "merges.txt"
+        if not (vocab.is_file() and merges.is_file()):
+            raise TokenizerError(
+                f"model.tokenizer is {name_or_dir!r}; expected 'chess', 'gpt2', or a folder with vocab.json and "
+                f"merges.txt (GPT-2 byte-level BPE)"
+            )
+        try:
+            return cls("gpt2", _gpt2_backend(vocab, merges))
+        except Exception as error:  # the Rust side raises bare Exception for any malformed file
+            raise TokenizerError(f"{vocab} and {merges.name} are not a GPT-2 byte-level BPE: {error}") from error
+
+    def save(self, directory: str | Path) -> None:
+        """Writes what `load(directory)` needs; for GPT-2's vocabulary also what `transformers` reads."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.name == "chess":
+            (folder / _MARKER_FILE).write_text(json.dumps({"name": "chess", "vocab_size": self.vocab_size}) + "\n")
+            return
+        self._backend.model.save(str(folder))
+        self._backend.save(str(folder / "tokenizer.json"))
+        settings = {"tokenizer_class": "GPT2TokenizerFast", "eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT}
+        settings |= {"unk_token": END_OF_TEXT, "add_prefix_space": False, "model_max_length": 1024}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; `decode` gives the same text back (lone surrogates, which no UTF-8 has, become `?`)."""
+        return self._backend.encode(self._to_backend(text), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts, in parallel."""
+        encodings = self._backend.encode_batch_fast([self._to_backend(t) for t in texts], add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, without end-of-text; bytes that are not UTF-8 become U+FFFD, ids >= vocab_size raise.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
+        """
+        kept = [int(i) for i in ids if i != self.eos_id]
+        if any(not 0 <= i < self.vocab_size for i in kept):
+            raise TokenizerError(f"token ids must be in [0, {self.vocab_size}); found {min(kept)} to {max(kept)}")
+        if self.name == "gpt2":
+            return self._backend.decode(kept, skip_special_tokens=False)
+        chars = "".join(self._backend.id_to_token(i) or "" for i in kept)
+        chars = _SQUARE_RUN.sub(lambda run: _collapse_board(run[0]), chars)
+        return chars.encode("latin-1").decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> list[bytes]:
+        """Bytes each id contributes to the text, for byte-level automata.
+
+        End-of-text gives b"". Board squares give b"\\x00": their text depends on their neighbours.
+        """
+        strings = [self._backend.id_to_token(i) or "" for i in range(self.vocab_size)]
+        strings[self.eos_id] = ""
+        if self.name == "gpt2":
+            byte_of = _gpt2_byte_of_char()
+            return [bytes(byte_of[c] for c in string) for string in strings]
+        return [b"\x00" if s in PIECE_OF_SQUARE else s.encode("latin-1") for s in strings]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the vocabulary and its rules: two tokenizers with the same one cut every text alike."""
+        return hashlib.sha256(f"{self.name}\n{self._backend.to_str()}".encode()).hexdigest()
+
+    def _to_backend(self, text: str) -> str:
+        raw = text.encode("utf-8", errors="replace")
+        if self.name == "gpt2":
+            return raw.decode("utf-8")
+        return _BOARD.sub(_expand_board, raw.decode("latin-1"))

@@ -1,0 +1,217 @@
+"""Hugging Face safetensors folders <-> Flax parameters, both ways, bit for bit.
+
+Tensors are read one by one. Names with and without the `transformer.` prefix are understood; names are written with it. The
+embedding is padded to the model's row multiple on the way in and cut to the vocabulary on the way out.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from flax import nnx
+from safetensors.numpy import save_file
+
+from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.model.tokenizer import Tokenizer
+
+PREFIX = "transformer."
+EMBEDDING = f"{PREFIX}wte.weight"
+# Causal-mask buffers of old checkpoints, and the tied head, which holds no values of its own.
+IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias")
+HEAD = "lm_head.weight"
+FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+
+# GPT-2 settings this model does not implement, with the only value that means what it computes.
+FIXED_SETTINGS = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+class WeightsError(ValueError):
+    """A folder's files are not a GPT-2 this model can hold; names the folder, the tensor or setting, and the expectation."""
+
+
+def hf_name(path: tuple) -> str:
+    """Checkpoint name of a parameter path: ('h', 0, 'attn', 'c_attn', 'kernel') -> transformer.h.0.attn.c_attn.weight."""
+    *module, kind = (str(part) for part in path)
+    return PREFIX + ".".join([*module, "bias" if kind == "bias" else "weight"])
+
+
+def abstract_params(config: GPT2Config, dtype: Any = jnp.float32) -> nnx.State:
+    """Parameter tree of shapes and dtypes, nothing allocated."""
+    model = nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0), param_dtype=dtype))
+    return nnx.split(model, nnx.Param)[1]
+
+
+def _expected_shapes(config: GPT2Config) -> dict[str, tuple[int, ...]]:
+    shapes = {hf_name(path): leaf.get_value().shape for path, leaf in nnx.to_flat_state(abstract_params(config))}
+    return shapes | {EMBEDDING: (config.vocab_size, config.hidden_size)}
+
+
+def to_hf(params: nnx.State, config: GPT2Config) -> dict[str, np.ndarray]:
+    """Arrays by checkpoint name, the embedding without its padding rows. Also for gradients, which have the same tree."""
+    arrays = {hf_name(path): np.asarray(leaf.get_value()) for path, leaf in nnx.to_flat_state(params)}
+    return arrays | {EMBEDDING: arrays[EMBEDDING][: config.vocab_size]}
+
+
+def read_config(directory: str | Path) -> GPT2Config:
+    """Architecture from config.json.
+
+    Raises:
+        WeightsError: missing or unreadable file, missing size, or a setting with another meaning than this model's.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        settings = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise WeightsError(
+            f"{path} does not exist; expected a Hugging Face folder with config.json and model.safetensors"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} is not readable JSON: {error}") from error
+    for name, needed in FIXED_SETTINGS.items():
+        if (found := settings.get(name, needed)) != needed:
+            raise WeightsError(f"{path}: {name} is {found!r}; only {needed!r} is supported")
+    try:
+        return GPT2Config(
+            vocab_size=settings["vocab_size"],
+            num_layers=settings["n_layer"],
+            num_heads=settings["n_head"],
+            hidden_size=settings["n_embd"],
+            max_position_embeddings=settings["n_positions"],
+            layer_norm_epsilon=settings.get("layer_norm_epsilon", 1e-5),
+        )
+    except KeyError as error:
+        raise WeightsError(f"{path}: {error.args[0]!r} is missing") from error
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: {error}") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files: one, or those of the index."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise WeightsError(f"{index} is not a safetensors index: {error}") from error
+        return [folder / name for name in names]
+    return [folder / "model.safetensors"]
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """(full name, lazily read slice) of a file's tensors, buffers and prefix handled."""
+    try:
+        with safetensors.safe_open(path, framework="flax") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                if not name.endswith(IGNORED_SUFFIXES):
+                    full = name if name == HEAD or name.startswith(PREFIX) else PREFIX + name
+                    yield full, (file.get_slice(name), lambda name=name: file.get_tensor(name))
+    except FileNotFoundError as error:
+        raise WeightsError(f"{path} does not exist; expected the weights as safetensors") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise WeightsError(f"{path} is not a complete safetensors file ({error}); it may be truncated") from error
+
+
+def require_finite(values: np.ndarray, file: Path, name: str) -> None:
+    """Refuses weights of a run that diverged: every logit, reward and step after them would be NaN too.
+
+    Raises:
+        WeightsError: names the file, the tensor, how many of its values are not finite, and the first.
+    """
+    finite = np.isfinite(values)
+    if (bad := values.size - np.count_nonzero(finite)) == 0:
+        return
+    first = tuple(int(i) for i in np.unravel_index(np.argmin(finite), values.shape))
+    raise WeightsError(
+        f"{file}: tensor {name!r} has {bad} of {values.size} values that are NaN or infinite (the first, {values[first]}, at "
+        f"{list(first)}); such weights cannot be trained. Set model.weights to earlier ones"
+    )
+
+
+def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config, nnx.State]:
+    """Architecture and parameters of a Hugging Face GPT-2 folder, on the default device.
+
+    Args:
+        directory: with config.json and model.safetensors (or an index of several).
+        dtype: dtype the parameters get; float32 from float32 is exact.
+
+    Raises:
+        WeightsError: see the class; also a value that is not finite. Shapes are checked before a tensor is read.
+    """
+    folder = Path(directory)
+    config = read_config(folder)
+    expected = _expected_shapes(config)
+    found: dict[str, Any] = {}
+    head = None
+    for path in _files(folder):
+        for name, (view, read) in _tensors(path):
+            shape, kind = tuple(view.get_shape()), view.get_dtype()
+            if name == HEAD:
+                head = np.asarray(read())
+                continue
+            if name not in expected:
+                raise WeightsError(f"{path}: tensor {name!r} {shape} is not part of a {config.num_layers}-layer GPT-2")
+            if shape != expected[name]:
+                raise WeightsError(f"{path}: tensor {name!r} has shape {shape}; expected {expected[name]}")
+            if kind not in FLOATS:
+                raise WeightsError(f"{path}: tensor {name!r} has dtype {kind}; expected one of {', '.join(FLOATS)}")
+            values = read()
+            require_finite(np.asarray(values), path, name)
+            found[name] = _padded(jnp.asarray(values, dtype), name, config)
+    missing = [name for name in expected if name not in found]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise WeightsError(f"{folder}: tensor {missing[0]!r} {expected[missing[0]]} is missing{more}")
+    if head is not None and not np.array_equal(head, np.asarray(found[EMBEDDING][: config.vocab_size])):
+        raise WeightsError(f"{folder}: {HEAD!r} differs from {EMBEDDING!r}; only tied embeddings are supported")
+    tree = abstract_params(config, dtype)
+    return config, nnx.from_flat_state(
+        [(path, leaf.replace(found[hf_name(path)])) for path, leaf in nnx.to_flat_state(tree)]
+    )
+
+
+def _padded(array, name: str, config: GPT2Config):
+    if name != EMBEDDING:
+        return array
+    return jnp.pad(array, ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))
+
+
+def save_hf(directory: str | Path, config: GPT2Config, params: nnx.State, tokenizer: Tokenizer | None = None) -> None:
+    """Writes a folder that `transformers.AutoModelForCausalLM` and `load_hf` read. The weights file appears whole or not at all."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    eos_id = tokenizer.eos_id if tokenizer else config.vocab_size - 1
+    settings = FIXED_SETTINGS | {
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_embd": config.hidden_size,
+        "n_positions": config.max_position_embeddings,
+        "n_ctx": config.max_position_embeddings,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "bos_token_id": eos_id,
+        "eos_token_id": eos_id,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    generation = {"bos_token_id": eos_id, "eos_token_id": eos_id, "pad_token_id": eos_id}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    temporary = folder / "model.safetensors.tmp"
+    save_file({name: np.ascontiguousarray(x) for name, x in to_hf(params, config).items()}, temporary, {"format": "pt"})
+    os.replace(temporary, folder / "model.safetensors")

@@ -1,0 +1,141 @@
+"""A model that plays: position to move, sampled from the policy; where that is no legal move, the legal one it finds likeliest.
+
+Two compiled programs, both of fixed shapes: generation of one completion, and the log-probabilities of legal moves.
+Knows nothing of the UCI protocol, clocks or opponents.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import chess
+import jax
+import numpy as np
+from flax import nnx
+
+from jax_grpo.evaluate.policy import policy_task
+from jax_grpo.lm_head.materialised import token_logprobs
+from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.model.named import load_named
+from jax_grpo.positions.rookworld import policy_prompt
+from jax_grpo.rollout.generate import PromptTokens, encode_prompts
+from jax_grpo.rollout.sampling import Sampling
+from jax_grpo.rollout.texts import Texts, widened
+from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.policy import parse_answer
+
+PROMPT_TOKENS = 96  # every prompt is padded to it; the few longer ones to the next multiple of 32
+MOVES = 64  # legal moves scored together; a position with more takes several passes
+MOVE_TOKENS = 8  # longest move
+CAPS = {"best_move": MOVE_TOKENS, "full": 144}  # tokens of a completion, by style
+GREEDY = Sampling(temperature=0.0)
+
+
+class Choice(NamedTuple):
+    """A legal move; `written` is what the model wrote; `logp`, in nats, is that of a fallback move, else None."""
+
+    move: chess.Move
+    written: str
+    logp: float | None
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.logp is not None
+
+
+class Player:
+    """Loaded weights; a program is compiled at the first use of its sampling settings.
+
+    Args:
+        weights: see `loading`.
+        tokenizer: `chess`, `gpt2` or a folder; None: the weights' own.
+        style: how a move is asked for, a key of `CAPS`.
+
+    Raises:
+        ConfigError, WeightsError, TokenizerError, CheckpointError: the weights cannot be used.
+    """
+
+    def __init__(self, weights: str, tokenizer: str | None = None, style: str = "best_move"):
+        self._style, self._task = style, policy_task(style)
+        self._policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + CAPS[style])
+        self._texts = Texts(self._policy.tokenizer, self._task.stop_rule, CAPS[style])
+        self._generate: dict[Sampling, Callable[..., Any]] = {}
+        self._score = _make_score(self._policy.graphdef, self._policy.tokenizer.vocab_size)
+
+    def compile(self, sampling: Sampling = GREEDY) -> None:
+        """Makes both programs, so that a move after it is quick."""
+        board = chess.Board()
+        self._write(board, sampling, seed=0, game=0)
+        self.move_logps(board, list(board.legal_moves))
+
+    def choose(
+        self,
+        board: chess.Board,
+        sampling: Sampling = GREEDY,
+        *,
+        seed: int = 0,
+        game: int = 0,
+        among: Sequence[chess.Move] | None = None,
+    ) -> Choice:
+        """A legal move; a function of its arguments.
+
+        Args:
+            board: the game is not over.
+            sampling: temperature 0 is greedy.
+            seed: with `game` and the number of half-moves played, of the draw.
+            game: number of the game.
+            among: the legal moves allowed; None: all.
+        """
+        legal = list(board.legal_moves) if among is None else list(among)
+        assert legal, "the game is over"
+        written = self._write(board, sampling, seed=seed, game=game)
+        for move in legal:
+            if move.uci() == written:
+                return Choice(move, written, None)
+        logps = self.move_logps(board, legal)
+        best = int(np.argmax(logps))
+        return Choice(legal[best], written, float(logps[best]))
+
+    def move_logps(self, board: chess.Board, moves: Sequence[chess.Move]) -> np.ndarray:
+        """Log-probability in nats, float32 [moves], of writing each move after `P: <FEN>    B:`, at temperature 1."""
+        tokens = self._encode(policy_prompt(board.fen(), "B:"))
+        encoded = self._policy.tokenizer.encode_batch([f" {move.uci()}" for move in moves])
+        logps = []
+        for start in range(0, len(encoded), MOVES):
+            ids_PGC = np.full((1, MOVES, MOVE_TOKENS), self._policy.tokenizer.pad_id, np.int32)
+            mask_PGC = np.zeros_like(ids_PGC)
+            batch = encoded[start : start + MOVES]
+            for g, ids in enumerate(batch):
+                ids_PGC[0, g, : len(ids)] = ids
+                mask_PGC[0, g, : len(ids)] = 1
+            logps.append(np.asarray(self._score(self._policy.params, *tokens, ids_PGC, mask_PGC))[: len(batch)])
+        return np.concatenate(logps)
+
+    def _write(self, board: chess.Board, sampling: Sampling, *, seed: int, game: int) -> str:
+        """The move the model writes, legal or not; may be empty."""
+        if sampling not in self._generate:
+            self._generate[sampling] = self._texts.program(self._policy.graphdef, sampling)
+        prompt = self._task.prompt(Position(board.fen()), 0)
+        program, params, tokens = self._generate[sampling], self._policy.params, self._encode(prompt.text)
+        (text,) = self._texts.complete(program, params, [prompt], tokens, [game], seed, board.ply(), batch=1)
+        return parse_answer(self._style, text).best
+
+    def _encode(self, text: str) -> PromptTokens:
+        """The prompt, padded to one of few widths: programs are compiled by width."""
+        room = self._policy.architecture.max_position_embeddings - CAPS[self._style]
+        tokens = encode_prompts([text], self._policy.tokenizer, room)
+        length = tokens.ids_PT.shape[1]
+        return widened(tokens, max(PROMPT_TOKENS, -(-length // 32) * 32), self._policy.tokenizer.pad_id)
+
+
+def _make_score(graphdef: Any, vocab_size: int) -> Callable[..., jax.Array]:
+    """Compiled log-probability [G] of whole completions of one prompt, each the sum over its tokens."""
+
+    @jax.jit
+    def score(params, ids_PT, mask_PT, ids_PGC, mask_PGC):
+        model: GPT2 = nnx.merge(graphdef, params)
+        (hidden_GCH,) = model.grouped(ids_PT, mask_PT, ids_PGC, mask_PGC)
+        embedding_VH = model.wte.embedding[...]
+        logp_GC, _ = token_logprobs(hidden_GCH, embedding_VH, ids_PGC[0], vocab_size=vocab_size, temperature=1.0)
+        return (logp_GC * mask_PGC[0]).sum(-1)
+
+    return score

@@ -1,0 +1,138 @@
+"""Positions to ask about, and their order: a pure function of (seed, step), so that a run can resume anywhere.
+
+Sources: the packaged positions, seeded self-play, a file (`positions.files`), or a data set's folder (`data`), each with a
+training and a held-out split. Knows nothing of prompts' texts or models.
+"""
+
+import hashlib
+import random
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.data.sets import read_set
+from jax_grpo.positions.checked_files import checked_table, packaged_table
+from jax_grpo.positions.files import PositionFileError
+from jax_grpo.positions.position import FILE_SHARE, SHARES, Position
+from jax_grpo.positions.random_play import random_game
+from jax_grpo.positions.table import PositionTable, joined, to_columns
+
+
+def read_packaged(split: str) -> list[Position]:
+    """The repository's labelled positions, `train` or `heldout`."""
+    return list(packaged_table(split))
+
+
+def selfplay_positions(games: int, seed: int, split: str = "train") -> list[Position]:
+    """Distinct unlabelled positions of random games, in game order; a function of its arguments. Split `all` is both.
+
+    A tenth of all positions is `heldout` by a checksum of the position itself, so that no games of any seeds put one
+    position in both splits: games apart are not enough, they all open alike.
+    """
+    positions: dict[str, Position] = {}
+    for game in range(games):
+        for board in random_game(random.Random(f"{seed}/{game}")):
+            key = board.epd()
+            side = "heldout" if zlib.crc32(key.encode()) % 10 == 0 else "train"
+            if key not in positions and split in (side, "all"):
+                positions[key] = Position.of_board(board)
+    return list(positions.values())
+
+
+def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -> PositionTable:
+    """Positions of the config's source and split.
+
+    Args:
+        config: of the prompts.
+        seed: of self-play.
+        cache: `compilation_cache`, the folder where files that were checked once are found again; None: they are checked.
+
+    Raises:
+        PositionFileError: the file, its line, the value and what was expected.
+    """
+    folder = None if cache is None else Path(cache).expanduser() / "positions"
+    if config.source == "packaged":
+        tables = [packaged_table(split) for split in ("train", "heldout") if config.split in (split, "all")]
+        return joined(tables) if len(tables) > 1 else tables[0]
+    if config.source == "selfplay":
+        offset = 1_000_000_007 if config.split == "heldout" else 0  # other games for the held-out split
+        positions = selfplay_positions(config.selfplay_games, seed + offset, config.split)
+        content = hashlib.sha256("\n".join(position.fen for position in positions).encode()).hexdigest()
+        return PositionTable(to_columns(positions, keyed=False), f"fens:{content}")
+    path = Path(config.source)
+    if path.is_dir():
+        return read_set(path, config.split, folder)
+    return _of_file(checked_table(path, config.format, folder), path, config.split)
+
+
+def _of_file(table: PositionTable, path: Path, split: str) -> PositionTable:
+    """The positions of a split, by the hash that data sets are split by."""
+    if split == "all":
+        return table
+    heldout = table.keys() % SHARES < round(FILE_SHARE * SHARES)
+    part = table.where(heldout == (split == "heldout"), f"{split} of {table.identity}")
+    if len(part):
+        return part
+    what, how_many, remedy = {
+        "heldout": ("held-out positions", "none", "Give others as evaluation.source, or set evaluation.positions to 0"),
+        "train": ("positions to train on", "all", "Set prompts.split to all, which trains on all of them"),
+    }[split]
+    raise PositionFileError(
+        f"{path} has no {what}: a hash of a position holds out about one in ten, and {how_many} of its {len(table)}. {remedy}"
+    )
+
+
+def sampling_numbers(numbers: Sequence[int], size: int) -> list[int]:
+    """What each prompt of one batch is sampled under: its number, and for each further time in the batch `size` more.
+
+    An epoch's end, or a batch larger than the data set, draws a position twice; under one number its completions would be the
+    same ones, and count twice.
+
+    Args:
+        numbers: of the prompts in their data set.
+        size: of the data set.
+    """
+    before: Counter[int] = Counter()
+    out = []
+    for number in numbers:
+        out.append(number + before[number] * size)
+        before[number] += 1
+    return out
+
+
+class PromptDataset:
+    """Positions in a seeded order, epoch after epoch, each epoch its own permutation.
+
+    Args:
+        positions: at least one.
+        seed: of the order.
+
+    Raises:
+        PositionFileError: there are no positions.
+    """
+
+    def __init__(self, positions: Sequence[Position], seed: int):
+        if not len(positions):
+            raise PositionFileError("prompts.source gave no positions")
+        self.positions = positions
+        self._seed = seed
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def batch(self, step: int, size: int) -> list[tuple[int, Position]]:
+        """(number, position) of prompts `step * size` to `(step + 1) * size` of the endless order."""
+        return [self._at(i) for i in range(step * size, (step + 1) * size)]
+
+    def _at(self, index: int) -> tuple[int, Position]:
+        epoch, within = divmod(index, len(self.positions))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self.positions))
+        number = int(self._order[within])
+        return number, self.positions[number]

@@ -1,0 +1,282 @@
+"""Readers of position files: Parquet, JSONL, CSV, PGN and RookWorld text rows. Every bad row is one clear error.
+
+Columns: `fen` (required), and optionally `history`, `moves`, `evaluations` (lists; in CSV separated by spaces) and `best`.
+`moves` stand in the engine's order, best first; they are not sorted here (only RookWorld rows, which come shuffled, are).
+Arbiter rows have `fen`, `history`, `move`, `next_fen`, `reward`, `terminated` and `truncated`.
+"""
+
+import csv
+import difflib
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import chess
+import chess.pgn
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jax_grpo.positions.position import Position
+from jax_grpo.positions.rookworld import (
+    UCI,
+    EnvironmentRow,
+    RowError,
+    check_fen,
+    check_legal,
+    finite,
+    legal_uci,
+    parse_environment_row,
+    parse_policy_row,
+)
+from jax_grpo.positions.table import ROWS_AT_ONCE
+
+COLUMNS = ("fen", "history", "moves", "evaluations", "best")
+ARBITER_COLUMNS = ("move", "next_fen", "reward", "terminated", "truncated")
+FLAGS = {"0": False, "1": True, "False": False, "True": True}
+FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".csv": "csv", ".pgn": "pgn", ".txt": "rookworld"}
+Raw = TypeVar("Raw")
+Parsed = TypeVar("Parsed")
+
+
+class PositionFileError(ValueError):
+    """A position file cannot be used; names the file, the line or row, the value and what was expected."""
+
+
+def read_positions(path: str | Path, file_format: str = "auto") -> list[Position]:
+    """Positions of a file, in its order.
+
+    Raises:
+        PositionFileError: see the class; also for an unknown ending, a missing and an empty file.
+    """
+    positions = list(open_positions(Path(path), file_format)[1])
+    if not positions:
+        raise PositionFileError(f"{path}: no positions in it")
+    return positions
+
+
+def open_positions(path: Path, file_format: str = "auto") -> tuple[str, Iterator[Position]]:
+    """The format, a key of `READERS`, and the positions one by one, each checked when it is taken.
+
+    Raises:
+        PositionFileError: no such file, or an unknown ending; later the iterator's, see the class.
+    """
+    if not path.is_file():
+        raise PositionFileError(f"{path}: no such file; prompts.source is `packaged`, `selfplay` or a file")
+    kind = FORMATS.get(path.suffix.lower()) if file_format == "auto" else file_format
+    if kind is None:
+        raise PositionFileError(
+            f"{path}: unknown ending {path.suffix!r}; expected {', '.join(FORMATS)} (unpacked) or prompts.format"
+        )
+    return kind, READERS[kind](path)
+
+
+def parsed(rows: Iterable[tuple[str, Raw]], parse: Callable[[Raw], Parsed]) -> Iterator[Parsed]:
+    """Each of the (where, row) parsed.
+
+    Raises:
+        PositionFileError: a row's `RowError`, and where the row is.
+    """
+    for where, row in rows:
+        try:
+            yield parse(row)
+        except RowError as error:
+            raise PositionFileError(f"{where}: {error}") from error
+
+
+def _position(row: Mapping[str, Any]) -> Position:
+    """One checked row.
+
+    Labels' legality is checked for every row: a label that cannot be played would silently cap the reward.
+    """
+    _check_columns(tuple(map(str, row)))
+    fen = " ".join(str(row["fen"]).split())
+    board = check_fen(fen)
+    evaluations = finite(_list(row, "evaluations"), "evaluations", "numbers in pawns")
+    if not any(board.legal_moves):
+        raise RowError(f"the game is over in {fen!r}; expected a position with a move to play")
+    history, moves = tuple(map(str, _list(row, "history"))), tuple(map(str, _list(row, "moves")))
+    for move in history:
+        if not UCI.fullmatch(move):
+            raise RowError(f"{move!r} in history is not a UCI move such as 'e2e4'")
+    if len(moves) != len(evaluations):
+        raise RowError(f"{len(moves)} moves but {len(evaluations)} evaluations; expected as many of each")
+    best = row.get("best") or None
+    check_legal(moves if best is None else (*moves, str(best)), board, fen)
+    if row.get("next_fen") is None:
+        return Position(fen, history, moves, evaluations, best)
+    outcome = _arbiter_row(row, board, fen, history)
+    return Position(fen, history, moves, evaluations, best, outcome.move, outcome.next_state)
+
+
+def _arbiter_row(row: Mapping[str, Any], board: chess.Board, fen: str, history: tuple[str, ...]) -> EnvironmentRow:
+    """Outcome of a move; what the rules decide alone is checked, since a wrong answer would silently cap the reward.
+
+    Raises:
+        RowError: a value is missing, of another kind, or against the rules.
+    """
+    missing = [name for name in ARBITER_COLUMNS if row.get(name) is None]
+    if missing:
+        raise RowError(f"{missing[0]!r} is missing; an arbiter row has {', '.join(ARBITER_COLUMNS)}")
+    move, next_fen = str(row["move"]), " ".join(str(row["next_fen"]).split())
+    (reward,) = finite([row["reward"]], "reward", "number")
+    terminated, truncated = (FLAGS.get(str(row[name])) for name in ("terminated", "truncated"))
+    if not UCI.fullmatch(move) or move[:2] == move[2:4]:
+        raise RowError(f"move {move!r} is not a UCI move such as 'e2e4'")
+    if terminated is None or truncated is None:
+        values = f"{row['terminated']!r} and {row['truncated']!r}"
+        raise RowError(f"terminated and truncated are {values}; expected true or false")
+    legal = move in legal_uci(board)
+    if legal:
+        board.push_uci(move)
+    expected = board.fen() if legal else fen
+    if next_fen != expected:
+        raise RowError(f"next_fen {next_fen!r} after {move} in {fen!r}; expected {expected!r}")
+    if truncated == legal:
+        raise RowError(f"truncated is {truncated} but {move} in {fen!r} is {'legal' if legal else 'illegal'}")
+    return EnvironmentRow(fen, move, (*history, move), next_fen, reward, terminated, truncated)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_columns(names: tuple[str, ...]) -> None:
+    """Raises RowError for a column that is missing or misspelt: labels would otherwise be left out in silence."""
+    known = COLUMNS + (ARBITER_COLUMNS if "next_fen" in names else ())
+    others = {name.lower().strip(): name for name in names if name not in known}
+    for column in (name for name in COLUMNS if name not in names):
+        required = column == "fen"
+        close = difflib.get_close_matches(column, others, n=1, cutoff=0.4 if required else 0.75)
+        if required or close:
+            hint = f"; did you mean it to be {others[close[0]]!r}?" if close else "."
+            raise RowError(f"column {column!r} is missing{hint} Found: {', '.join(names)}")
+
+
+def _list(row: Mapping[str, Any], name: str) -> list:
+    value = row.get(name)
+    if isinstance(value, list):
+        return value
+    if value is None or isinstance(value, str):
+        return (value or "").split()
+    raise RowError(f"{name} is {value!r}; expected a list or a text separated by spaces")
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(ROWS_AT_ONCE, use_threads=False)
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
+    except (pa.ArrowException, OSError) as error:
+        raise PositionFileError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+def _json_position(line: str) -> Position:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also numbers too long, lists too deep
+        raise RowError(f"not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise RowError(f"{line[:60]!r}; expected an object with a 'fen'")
+    return _position(row)
+
+
+def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, row) of a CSV file with a header; a field that a short row lacks is left out.
+
+    Raises:
+        PositionFileError: the file is not CSV, or a row has more fields than the header.
+    """
+    reader = csv.DictReader(text_lines(path))
+    try:
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row:  # where DictReader puts what the header has no name for
+                raise PositionFileError(
+                    f"{where}: {len(row[None])} more fields than the header, {row[None]!r}; "
+                    "expected lists separated by spaces, without commas"
+                )
+            yield where, {name: value for name, value in row.items() if value is not None}
+    except csv.Error as error:
+        raise PositionFileError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
+
+
+def _rookworld_position(line: str) -> Position:
+    return (parse_environment_row(line) if line.lstrip().startswith("A:") else parse_policy_row(line)).position()
+
+
+class _QuietBuilder(chess.pgn.GameBuilder):
+    """Collects a game's errors, as its parent does, without a traceback in the log: they are raised below."""
+
+    def handle_error(self, error: Exception) -> None:
+        self.game.errors.append(error)
+
+
+def read_games(path: Path) -> Iterator[tuple[chess.Board, list[chess.Move]]]:
+    """(first position, moves of the main line) of every game of a PGN file.
+
+    Raises:
+        PositionFileError: names the game and what is wrong with it.
+    """
+    return parsed(_pgn_games(path), _main_line)
+
+
+def _pgn_games(path: Path) -> Iterator[tuple[str, chess.pgn.Game]]:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for number in itertools.count(1):
+            where = f"{path}: game {number}"
+            try:
+                game = chess.pgn.read_game(file, Visitor=_QuietBuilder)
+            except IndexError as error:  # python-chess's, at a variation that is closed without being opened
+                raise PositionFileError(f"{where}: brackets of variations do not match") from error
+            if game is None:
+                return
+            yield where, game
+
+
+def _main_line(game: chess.pgn.Game) -> tuple[chess.Board, list[chess.Move]]:
+    if game.errors:
+        raise RowError(str(game.errors[0]))
+    try:
+        board = game.board()
+    except ValueError as error:  # an unknown variant
+        raise RowError(str(error)) from error
+    if board.uci_variant != "chess" or board.chess960:
+        raise RowError(f"variant {game.headers.get('Variant')!r}; expected standard chess")
+    if not board.is_valid():
+        raise RowError(f"FEN {board.fen()!r} is not a legal position")
+    return board, list(game.mainline_moves())
+
+
+def _read_pgn(path: Path) -> Iterator[Position]:
+    """Every position of every main line that still has a move to play."""
+    for board, moves in read_games(path):
+        for move in moves:
+            if not board.is_game_over():
+                yield Position.of_board(board)
+            board.push(move)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Lines with their ends; a byte order mark, which spreadsheets write, is dropped."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise PositionFileError(f"{path}: not UTF-8 text ({error})") from error
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """(where, text) of the lines that are not blank."""
+    for number, line in enumerate(text_lines(path), start=1):
+        if line.strip():
+            yield f"{path}:{number}", line.rstrip("\r\n")
+
+
+READERS: dict[str, Callable[[Path], Iterator[Position]]] = {
+    "parquet": lambda path: parsed(_parquet_rows(path), _position),
+    "jsonl": lambda path: parsed(numbered_lines(path), _json_position),
+    "csv": lambda path: parsed(csv_rows(path), _position),
+    "pgn": _read_pgn,
+    "rookworld": lambda path: parsed(numbered_lines(path), _rookworld_position),
+}

@@ -1,0 +1,123 @@
+"""Checked positions as columns: a position is decoded when it is drawn, so that a million rows are not a million Python objects.
+
+Knows neither where positions come from nor which are whose.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar, overload
+
+import chess
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jax_grpo.positions.position import Position, digest, position_key
+
+ROWS_AT_ONCE = 1024  # as Python objects: a whole file at once would stay in the process's peak
+MOVES = pa.list_(pa.string())
+SCHEMA = pa.schema(
+    [
+        ("fen", pa.string()),
+        ("history", MOVES),
+        ("moves", MOVES),
+        ("evaluations", pa.list_(pa.float64())),
+        ("best", pa.string()),
+        ("move", pa.string()),
+        ("next_state", pa.string()),
+    ]
+)
+KEY = "key"  # `digest` of the position, where it is known
+Item = TypeVar("Item")
+
+
+class PositionTable(Sequence[Position]):
+    """Positions in a fixed order. An index gives one, a slice a list.
+
+    Args:
+        table: columns of `SCHEMA`, and `KEY` where it is known.
+        identity: of the contents: the same positions in the same order, or another text.
+        apart: how many positions the source has in other splits; None: not known.
+    """
+
+    def __init__(self, table: pa.Table, identity: str, apart: int | None = None):
+        self.identity, self.apart = identity, apart
+        self._table = table.combine_chunks()  # one chunk a column: a row is found without a search
+        self._columns = [self._table[name] for name in SCHEMA.names]
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    @overload
+    def __getitem__(self, index: int) -> Position: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Position]: ...
+    def __getitem__(self, index: int | slice) -> Position | list[Position]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return _position(*(column[index % len(self)].as_py() for column in self._columns))
+
+    def __iter__(self) -> Iterator[Position]:
+        for batch in self._table.select(SCHEMA.names).to_batches(ROWS_AT_ONCE):
+            yield from map(_position, *(column.to_pylist() for column in batch.columns))
+
+    def keys(self) -> np.ndarray:
+        """`digest` of each position, uint64."""
+        if KEY in self._table.column_names:
+            return self._table[KEY].to_numpy()
+        return np.array([_digest(fen.as_py()) for fen in self._table["fen"]], np.uint64)
+
+    def where(self, mask: np.ndarray, identity: str) -> "PositionTable":
+        """The positions where the mask [len] is true; the others are its source's other split."""
+        return PositionTable(self._table.filter(pa.array(mask)), identity, int((~mask).sum()))
+
+    def digest_of_positions(self) -> str:
+        """SHA-256 of all positions as text: their identity in checkpoints that were made before it was of the source's bytes."""
+        return hashlib.sha256(repr(list(self)).encode()).hexdigest()
+
+    def identity_as_in(self, old: str) -> str:
+        """The identity in the form of one that a checkpoint holds: `identity`'s begins with what it is of and a colon."""
+        return self.identity if ":" in old else self.digest_of_positions()
+
+
+def _position(fen, history, moves, evaluations, best, move, next_state) -> Position:
+    return Position(fen, tuple(history or ()), tuple(moves or ()), tuple(evaluations or ()), best, move, next_state)
+
+
+def _digest(fen: str) -> int:
+    return digest(position_key(chess.Board(fen)))
+
+
+def to_columns(positions: Iterable[Position], *, keyed: bool = True) -> pa.Table:
+    """Columns of `SCHEMA`, and of `KEY` if wanted, made a thousand positions at a time."""
+    schema, batches = SCHEMA.append(pa.field(KEY, pa.uint64())) if keyed else SCHEMA, []
+    for part in batched(positions, ROWS_AT_ONCE):
+        columns: dict[str, list] = {name: [getattr(position, name) for position in part] for name in SCHEMA.names}
+        if keyed:
+            columns[KEY] = [_digest(position.fen) for position in part]
+        batches.append(pa.RecordBatch.from_pydict(columns, schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items, the last one shorter (`itertools.batched` of Python 3.12)."""
+    rest = iter(items)
+    while batch := list(itertools.islice(rest, size)):
+        yield batch
+
+
+def joined(tables: Sequence[PositionTable]) -> PositionTable:
+    """All positions of the tables, in their order."""
+    names = [name for name in (*SCHEMA.names, KEY) if all(name in each._table.column_names for each in tables)]
+    identity = hashlib.sha256("\n".join(each.identity for each in tables).encode()).hexdigest()
+    return PositionTable(pa.concat_tables([each._table.select(names) for each in tables]), f"files:{identity}")
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """A whole file's table; `pq.read_table` would import `pyarrow.dataset`."""
+    with pq.ParquetFile(path) as file:
+        return file.read(use_threads=False)

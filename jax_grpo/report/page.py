@@ -1,0 +1,184 @@
+"""A run's folder as plain data for the report: curves, histograms, samples, findings, settings and environment.
+
+Reads what `train` writes and nothing else; only `metrics.jsonl` must be there. A record written twice (a run that was killed and
+resumed) counts once, the later one. Knows nothing of pages.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jax_grpo.config.loading import flat
+from jax_grpo.report.boards import board_svg
+from jax_grpo.report.records import read_records
+
+POINTS = 1000  # of a curve; longer runs show means of neighbours
+COLUMNS = 100  # of a histogram over time
+SAMPLED_ITERATIONS = 9  # whose completions are shown, first and last among them
+
+
+class ReportError(ValueError):
+    """A run's folder cannot be reported on; names the folder or the file and line, and what was expected."""
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """Everything the page shows of one run, ready for JSON (no NaN, no infinity).
+
+    Returns:
+        `name`, `path`; `step`: iterations a point stands for; `iterations` [N] and `series` (metric -> [N], null where
+        missing); `evaluations` (metric -> [[iteration, value]]); `histograms` (component -> low, high, iterations, last, shares
+        [columns][bins]); `samples` ([{iteration, samples}]); `health` (findings); `config` and `environment` (dotted key
+        -> text); `missing`: files that were not there.
+
+    Raises:
+        ReportError: see the class.
+        RecordsError: a file of records is broken.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ReportError(
+            f"{folder}: no such run folder; expected one that `python -m jax_grpo.train` wrote (its run_dir)"
+        )
+    if not (folder / "metrics.jsonl").is_file():
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise ReportError(f"{folder}: no metrics.jsonl in it (found: {found}); expected a run_dir of jax_grpo.train")
+    records = read_records(folder / "metrics.jsonl")
+    training = _once(record for record in records if "loss" in record)
+    if not training:
+        raise ReportError(f"{folder}/metrics.jsonl: no training iteration in it yet; expected records with a loss")
+    names = ("histograms.jsonl", "samples.jsonl", "health.jsonl", "config.yaml", "run.json")
+    step = -(-len(training) // POINTS)
+    return {
+        "name": folder.resolve().name,
+        "path": str(folder),
+        "step": step,
+        "iterations": [record["iteration"] for record in training][::step],
+        "series": _series(training, step),
+        "evaluations": _evaluations(records),
+        "histograms": _histograms(folder / "histograms.jsonl"),
+        "samples": _samples(read_records(folder / "samples.jsonl", missing_ok=True)),
+        "health": [
+            {"iteration": finding.get("iteration"), "line": str(finding.get("line", ""))}
+            for finding in read_records(folder / "health.jsonl", missing_ok=True)
+        ],
+        # Settings as they are written, whatever this version knows of them: an older run's config can still be shown.
+        "config": _texts_by_key(
+            folder / "config.yaml", partial(yaml.load, Loader=yaml.BaseLoader), "a readable config"
+        ),
+        "environment": _texts_by_key(folder / "run.json", json.loads, "readable JSON"),
+        "missing": [name for name in names if not (folder / name).is_file()],
+    }
+
+
+def _once(records: Iterable[Mapping]) -> list[Mapping]:
+    """The last record of each iteration, in the order of iterations."""
+    latest = {record["iteration"]: record for record in records}
+    return [latest[iteration] for iteration in sorted(latest)]
+
+
+def _number(value: Any) -> float | None:
+    """Five significant digits of a finite number; anything else is null."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300 or math.isnan(value):
+        return None
+    return float(f"{value:.5g}")
+
+
+def _series(training: Sequence[Mapping], step: int) -> dict[str, list[float | None]]:
+    names = sorted({name for record in training for name, value in record.items() if _number(value) is not None})
+    series = {}
+    for name in names:
+        values = [_number(record.get(name)) for record in training]
+        series[name] = [_mean(values[start : start + step]) for start in range(0, len(values), step)]
+    return series
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _number(sum(known) / len(known)) if known else None
+
+
+def _evaluations(records: Sequence[Mapping]) -> dict[str, list[tuple[int, float]]]:
+    points: dict[str, dict[int, float]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name.startswith("eval/") and (number := _number(value)) is not None:
+                points.setdefault(name, {})[record["iteration"]] = number
+    return {name: sorted(by_iteration.items()) for name, by_iteration in points.items()}
+
+
+def _histograms(path: Path) -> dict[str, dict]:
+    """Shares of completions by value and time; neighbouring iterations are added up to at most `COLUMNS` columns."""
+    records = _once(read_records(path, missing_ok=True))
+    stride = max(-(-len(records) // COLUMNS), 1)
+    merged: dict[str, dict] = {}
+    for start in range(0, len(records), stride):
+        group = records[start : start + stride]
+        for name in {name for record in group for name in _mapping(record.get("histograms"))}:
+            where = f"{path}: iterations {group[0]['iteration']} to {group[-1]['iteration']}, {name}"
+            present = [record["histograms"] for record in group if name in _mapping(record.get("histograms"))]
+            low, high, shares = _added([_mapping(histograms[name]) for histograms in present], where)
+            entry = merged.setdefault(name, {"low": low, "high": high, "iterations": [], "shares": []})
+            entry["low"], entry["high"] = min(low, entry["low"]), max(high, entry["high"])
+            entry["iterations"].append(group[0]["iteration"])
+            entry["last"] = group[-1]["iteration"]
+            entry["shares"].append(shares)
+    return dict(sorted(merged.items()))
+
+
+def _added(histograms: Sequence[Mapping], where: str) -> tuple[float, float, list[float]]:
+    """Lowest and highest edge, and the shares of all completions by bin."""
+    edges = [number for one in histograms for edge in ("low", "high") if (number := _number(one.get(edge))) is not None]
+    counts = [[number for c in _list(one.get("counts")) if (number := _number(c)) is not None] for one in histograms]
+    complete = len(edges) == 2 * len(histograms) and len({len(bins) for bins in counts}) == 1 and counts[0]
+    if not complete:
+        raise ReportError(
+            f"{where}: {str(histograms[0])[:100]}; expected low, high and counts, as many in each iteration"
+        )
+    total = [sum(column) for column in zip(*counts, strict=True)]
+    return min(edges), max(edges), [round(count / (sum(total) or 1), 4) for count in total]
+
+
+def _mapping(value: Any) -> Mapping:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list:
+    return value if isinstance(value, list) else []
+
+
+def _samples(records: Sequence[Mapping]) -> list[dict]:
+    records = _once(records)
+    last = len(records) - 1
+    places = sorted({round(i * last / (SAMPLED_ITERATIONS - 1)) for i in range(SAMPLED_ITERATIONS)}) if records else []
+    return [
+        {"iteration": records[i]["iteration"], "samples": [_sample(s) for s in _list(records[i].get("samples"))]}
+        for i in places
+    ]
+
+
+def _sample(sample: Any) -> dict:
+    sample = _mapping(sample)
+    fen, engine, model = (sample.get(key) for key in ("fen", "engine_move", "model_move"))
+    components = {str(name): _number(value) for name, value in _mapping(sample.get("components")).items()}
+    shown = {key: str(sample.get(key, "")) for key in ("prompt", "completion")}
+    board = board_svg(fen, model, engine) if isinstance(fen, str) else None
+    return shown | {"reward": _number(sample.get("reward")), "components": components, "board": board}
+
+
+def _texts_by_key(path: Path, parse: Callable[[str], Any], what: str) -> dict[str, str]:
+    """A file's values by dotted key, as texts; lists stay whole. None where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ReportError(f"{path}: not {what} ({' '.join(str(error).split())[:200]})") from error
+    if not isinstance(values, dict):
+        raise ReportError(f"{path}: expected a mapping")
+    values.pop("config", None)  # in run.json: it is shown from config.yaml
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat(values).items()}

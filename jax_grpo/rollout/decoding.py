@@ -1,0 +1,186 @@
+"""The decode loop of a rollout: token after token until every completion has stopped, in the arrays of one compiled program.
+
+A step costs what its rows cost and what its attention reads. So the completions' cache grows in chunks, one loop each, and
+attention reads only the chunks that exist; and once at most half of the prompts have a completion that goes on, those alone
+are decoded further. Knows nothing of prompts' text or of who asks.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_grpo.model.attention import KV
+from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.rollout.sampling import Sampling, sample
+
+CHUNK_MULTIPLE = 16  # tokens; a chunk's length is a multiple of it
+LEAST_CHUNK = 32  # tokens; each chunk is a loop to compile, and a shorter one saves too little reading to be worth that
+MOST_CHUNKS = 4
+
+
+class Prompts(NamedTuple):
+    """What a decode step reads and never writes, by prompt.
+
+    Attributes:
+        caches: per layer [P, N, T, D], read by a prompt's G completions.
+        mask_PT: 1 on real prompt tokens.
+        length_P: real tokens.
+        uniform_PGC: the random number in [0, 1) that draws token t of each completion.
+        cap_P: most tokens of its completions.
+    """
+
+    caches: list[KV]
+    mask_PT: jax.Array
+    length_P: jax.Array
+    uniform_PGC: jax.Array
+    cap_P: jax.Array
+
+
+class Progress(NamedTuple):
+    """What a decode step writes, by prompt and completion; shapes as in `rollout.generate.Rollout`.
+
+    Attributes:
+        ids_PGC, mask_PGC, logp_PGC: tokens so far, which are the completion's, and their log-probabilities.
+        state_PG: of the stop automaton.
+        stopped_PG: it has accepted.
+        seen_PGV: tokens that count as repeated; None without a repetition penalty.
+    """
+
+    ids_PGC: jax.Array
+    mask_PGC: jax.Array
+    logp_PGC: jax.Array
+    state_PG: jax.Array
+    stopped_PG: jax.Array
+    seen_PGV: jax.Array | None
+
+    def done_PG(self, t: jax.Array, prompts: Prompts) -> jax.Array:
+        """Whether a completion has no token t."""
+        return self.stopped_PG | (t >= prompts.cap_P)[:, None]
+
+    def live_P(self, t: jax.Array, prompts: Prompts) -> jax.Array:
+        """Whether some completion of a prompt has a token t."""
+        return jnp.any(~self.done_PG(t, prompts), axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """The loop's settings.
+
+    Attributes:
+        model: with the parameters to decode with.
+        embedding_VH: the LM head's matrix in the compute dtype.
+        vocab_size: real vocabulary; ids beyond it are never sampled.
+        pad_id: fills completions after their stop.
+        sampling: shared by every completion.
+        table_SV: state of the stop automaton after reading a token, by state and token.
+        accept_state: the state that ends a completion.
+        compacts: go on with half of the prompts once no more are needed.
+    """
+
+    model: GPT2
+    embedding_VH: jax.Array
+    vocab_size: int
+    pad_id: int
+    sampling: Sampling
+    table_SV: jax.Array
+    accept_state: int
+    compacts: bool
+
+    def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> Progress:
+        """All tokens of all completions; `hidden_PGH` predicts the first."""
+        count, group, cap = progress.ids_PGC.shape
+        few = count // 2 if self.compacts and cap > LEAST_CHUNK else 0
+        t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
+        full: list[list[KV]] = []
+        until = 0
+        for length in chunk_lengths(cap):
+            until += length
+            chunk = self.model.empty_chunk(count, group, length)
+            t, progress, chunk = self._loop(t, prompts, progress, full, chunk, until=until, few=few)
+            full.append(chunk)
+        if not (few and full):
+            return progress
+        return jax.lax.cond(
+            jnp.all(progress.done_PG(t, prompts)),
+            lambda: progress,
+            lambda: self._finish(t, prompts, progress, full, few),
+        )
+
+    def _finish(
+        self, t: jax.Array, prompts: Prompts, progress: Progress, chunks: Sequence[list[KV]], few: int
+    ) -> Progress:
+        """The rest of at most `few` prompts' completions, without the other prompts."""
+        kept_K = jax.lax.top_k(progress.live_P(t, prompts).astype(jnp.int32), few)[1]
+        some = jax.tree.map(lambda x: x[kept_K], progress)
+
+        def joined(*parts: jax.Array) -> jax.Array:
+            return jnp.concatenate([part[kept_K] for part in parts], axis=3)
+
+        cache = [jax.tree.map(joined, *own) for own in zip(*chunks, strict=True)]
+        last = progress.ids_PGC.shape[-1] - 1
+        _, some, _ = self._loop(t, jax.tree.map(lambda x: x[kept_K], prompts), some, [], cache, until=last, few=0)
+        return jax.tree.map(lambda x, new: x.at[kept_K].set(new), progress, some)
+
+    def _loop(
+        self,
+        t: jax.Array,
+        prompts: Prompts,
+        progress: Progress,
+        full: list[list[KV]],
+        chunk: list[KV],
+        *,
+        until: int,
+        few: int,
+    ) -> tuple[jax.Array, Progress, list[KV]]:
+        """Tokens up to number `until`, while more than `few` prompts have completions that go on."""
+        shape = progress.ids_PGC.shape[:2]
+
+        def goes_on(carry: tuple[jax.Array, Progress, list[KV]]) -> jax.Array:
+            t, progress, _ = carry
+            return (t <= until) & (jnp.sum(progress.live_P(t, prompts)) > few)
+
+        def step(carry: tuple[jax.Array, Progress, list[KV]]) -> tuple[jax.Array, Progress, list[KV]]:
+            t, progress, chunk = carry
+            read_PG = jax.lax.dynamic_index_in_dim(progress.ids_PGC, t - 1, axis=2, keepdims=False)
+            position_PG = jnp.broadcast_to((prompts.length_P + t - 1)[:, None], shape)
+            hidden_PGH, chunk = self.model.decode(
+                read_PG, position_PG, prompts.caches, prompts.mask_PT, [*full, chunk], t - 1
+            )
+            return t + 1, self._sample(hidden_PGH, t, prompts, progress), chunk
+
+        return jax.lax.while_loop(goes_on, step, (t, progress, chunk))
+
+    def _sample(self, hidden_PGH: jax.Array, t: jax.Array, prompts: Prompts, progress: Progress) -> Progress:
+        """Samples token t of every completion and moves its stop automaton."""
+        shape = hidden_PGH.shape[:2]
+        rows = shape[0] * shape[1]
+        dtype = jnp.promote_types(hidden_PGH.dtype, jnp.float32)
+        logits_RV = jnp.einsum(
+            "rh,vh->rv", hidden_PGH.reshape(rows, -1), self.embedding_VH, preferred_element_type=dtype
+        )
+        uniform_R = jax.lax.dynamic_index_in_dim(prompts.uniform_PGC, t, axis=2, keepdims=False).reshape(rows)
+        seen_RV = None if progress.seen_PGV is None else progress.seen_PGV.reshape(rows, -1)
+        token_R, logp_R = sample(logits_RV, uniform_R, self.sampling, seen_RV, self.vocab_size)
+        live_PG = ~progress.done_PG(t, prompts)
+        token_PG = jnp.where(live_PG, token_R.reshape(shape), self.pad_id)
+        state_PG = jnp.where(live_PG, self.table_SV[progress.state_PG, token_PG], progress.state_PG)
+        if seen_RV is not None:
+            seen_RV = seen_RV.at[jnp.arange(rows), token_PG.reshape(rows)].set(True)
+        return Progress(
+            ids_PGC=progress.ids_PGC.at[:, :, t].set(token_PG),
+            mask_PGC=progress.mask_PGC.at[:, :, t].set(live_PG.astype(jnp.int32)),
+            logp_PGC=progress.logp_PGC.at[:, :, t].set(jnp.where(live_PG, logp_R.reshape(shape), 0)),
+            state_PG=state_PG,
+            stopped_PG=state_PG == self.accept_state,
+            seen_PGV=None if seen_RV is None else seen_RV.reshape(*shape, -1),
+        )
+
+
+def chunk_lengths(cap: int) -> list[int]:
+    """Tokens of each chunk of the completions' cache; the last token of a completion is never read."""
+    size = max(LEAST_CHUNK, -(-cap // (MOST_CHUNKS * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE)
+    read = cap - 1
+    return [min(size, read - start) for start in range(0, read, size)]

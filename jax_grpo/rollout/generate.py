@@ -1,0 +1,192 @@
+"""Generation: P prompts, G completions each, in one compiled program (prefill, then a decode loop until all rows stopped).
+
+The prompt's keys and values are computed and kept once per prompt and shared by its G completions. Randomness is counted,
+not drawn from a stream: a completion's depend on (seed, step, prompt's number, sample) only. Stop rules are automata over bytes,
+lifted to tokens. Knows nothing of rewards or training.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.rollout.decoding import Decoder, Progress, Prompts
+from jax_grpo.rollout.sampling import Sampling
+
+PROMPT_MULTIPLE = 16  # prompts are padded to a multiple of this many tokens, which bounds recompilation
+
+
+class PromptTooLong(ValueError):
+    """A prompt has more tokens than the config allows; it is never cut silently."""
+
+
+class PromptTokens(NamedTuple):
+    """Left-padded prompts."""
+
+    ids_PT: np.ndarray
+    mask_PT: np.ndarray
+
+
+class Rollout(NamedTuple):
+    """Completions of P prompts, G each. Arrays live on the device.
+
+    Attributes:
+        completion_ids_PGC: int32, padding after the stop.
+        completion_mask_PGC: 1 up to and including the stop token, int32.
+        sampling_logp_PGC: log-probability of each token under softmax(logits / temperature) as sampled; 0 where masked.
+        stopped_PG: whether the stop rule or end-of-text ended the completion (else it was cut at the cap).
+    """
+
+    completion_ids_PGC: jax.Array
+    completion_mask_PGC: jax.Array
+    sampling_logp_PGC: jax.Array
+    stopped_PG: jax.Array
+
+
+def padded_length(tokens: int) -> int:
+    """Columns that a batch takes whose longest prompt has so many tokens."""
+    return -(-tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+
+
+def encode_fitting(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> list[list[int]]:
+    """Ids of prompts of 1 to `max_tokens` tokens.
+
+    Raises:
+        PromptTooLong: names the longest prompt, its length and the config key.
+    """
+    encoded = tokenizer.encode_batch(texts)
+    for pick in (max, min):
+        ids, text = pick(zip(encoded, texts, strict=True), key=lambda pair: len(pair[0]))
+        if not 1 <= len(ids) <= max_tokens:
+            raise PromptTooLong(
+                f"prompt {text[:80]!r} has {len(ids)} tokens; expected 1 to prompts.max_prompt_tokens = {max_tokens}"
+            )
+    return encoded
+
+
+def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> PromptTokens:
+    """Left-padded ids and mask, padded to the smallest multiple of `PROMPT_MULTIPLE` that holds the longest prompt.
+
+    Raises:
+        PromptTooLong: names the prompt, its length and the config key.
+    """
+    encoded = encode_fitting(texts, tokenizer, max_tokens)
+    width = padded_length(max(map(len, encoded)))
+    ids_PT = np.full((len(encoded), width), tokenizer.pad_id, np.int32)
+    mask_PT = np.zeros((len(encoded), width), np.int32)
+    for row, ids in enumerate(encoded):
+        ids_PT[row, width - len(ids) :] = ids
+        mask_PT[row, width - len(ids) :] = 1
+    return PromptTokens(ids_PT, mask_PT)
+
+
+def row_keys(seed: int | jax.Array, step: jax.Array, prompt_P: jax.Array, group_size: int) -> jax.Array:
+    """One PRNG key [P, G] per (seed, step, prompt, sample), whatever else is in the batch."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    keys_P = jax.vmap(lambda prompt: jax.random.fold_in(key, prompt))(prompt_P)
+    return jax.vmap(lambda key: jax.vmap(lambda g: jax.random.fold_in(key, g))(jnp.arange(group_size)))(keys_P)
+
+
+def uniforms(keys_PG: jax.Array, length: int, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """The random number in [0, 1) that draws token t of each completion, [P, G, length]; drawn once, outside the decode loop."""
+
+    def of_row(key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(key, t), dtype=dtype))(jnp.arange(length))
+
+    return jax.vmap(jax.vmap(of_row))(keys_PG)
+
+
+def make_generate(
+    graphdef,
+    *,
+    vocab_size: int,
+    pad_id: int,
+    group_size: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop_table_SV: np.ndarray,
+    accept_state: int,
+    compacts: bool = True,
+):
+    """Compiled generation for fixed settings; one program per padded prompt length.
+
+    Args:
+        graphdef: of the `GPT2` (`nnx.split`).
+        vocab_size: real vocabulary; ids beyond it are never sampled.
+        pad_id: fills completions after their stop.
+        group_size: G, completions a prompt.
+        max_new_tokens: C, the cap.
+        sampling: shared by every completion.
+        stop_table_SV: `StopRule.token_table`: state after reading a token, by state and token.
+        accept_state: the state that ends a completion.
+        compacts: see `rollout.decoding.Decoder`; changes time and memory, no token.
+
+    Returns:
+        Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are
+        numbers that tell the prompts apart (`positions.dataset.sampling_numbers`), `cap_P` their own caps, at most C (default: C).
+    """
+    table_SV = jnp.asarray(stop_table_SV, jnp.int32)
+
+    @jax.jit
+    def generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P=None) -> Rollout:
+        compute_dtype = nnx.merge(graphdef, params).compute_dtype
+        model: GPT2 = nnx.merge(graphdef, _cast_matrices(params, compute_dtype))
+        shape = (*ids_PT.shape[:1], group_size, max_new_tokens)
+        hidden_PTH, caches = model.prefill(ids_PT, mask_PT)
+        dtype = jnp.promote_types(hidden_PTH.dtype, jnp.float32)
+        prompts = Prompts(
+            caches=caches,
+            mask_PT=mask_PT,
+            length_P=jnp.sum(mask_PT, axis=-1),
+            uniform_PGC=uniforms(row_keys(seed, step, prompt_P, group_size), max_new_tokens, dtype),
+            cap_P=jnp.full(shape[:1], max_new_tokens) if cap_P is None else cap_P,
+        )
+        seen_PGV = None
+        if sampling.repetition_penalty != 1.0:
+            seen_PV = jnp.zeros((shape[0], model.config.padded_vocab_size), bool)
+            seen_PV = seen_PV.at[jnp.arange(shape[0])[:, None], ids_PT].max(mask_PT.astype(bool))
+            seen_PGV = jnp.broadcast_to(seen_PV[:, None], (*shape[:2], seen_PV.shape[-1]))
+        progress = Progress(
+            ids_PGC=jnp.full(shape, pad_id, jnp.int32),
+            mask_PGC=jnp.zeros(shape, jnp.int32),
+            logp_PGC=jnp.zeros(shape, dtype),
+            state_PG=jnp.broadcast_to(start_state_P[:, None], shape[:2]).astype(jnp.int32),
+            stopped_PG=jnp.zeros(shape[:2], bool),
+            seen_PGV=seen_PGV,
+        )
+        decoder = Decoder(
+            model=model,
+            embedding_VH=model.wte.embedding[...].astype(model.compute_dtype),
+            vocab_size=vocab_size,
+            pad_id=pad_id,
+            sampling=sampling,
+            table_SV=table_SV,
+            accept_state=accept_state,
+            compacts=compacts,
+        )
+        last_PGH = jnp.broadcast_to(hidden_PTH[:, -1:], (*shape[:2], hidden_PTH.shape[-1]))
+        done = decoder.run(prompts, progress, last_PGH)
+        return Rollout(done.ids_PGC, done.mask_PGC, done.logp_PGC, done.stopped_PG)
+
+    return generate
+
+
+def _cast_matrices(params: nnx.State, dtype: jnp.dtype) -> nnx.State:
+    """Weights that a matmul would cast at every decode step, cast once; embeddings, biases and norms are used as stored."""
+
+    def cast(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
+        return leaf.replace(leaf[...].astype(dtype)) if path[-1] == "kernel" else leaf
+
+    return nnx.from_flat_state([(path, cast(path, leaf)) for path, leaf in nnx.to_flat_state(params)])
+
+
+def decode_completions(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
+    """Texts of the P * G completions, row by row, up to and including the token that ended each."""
+    ids_BC = np.asarray(rollout.completion_ids_PGC).reshape(-1, rollout.completion_ids_PGC.shape[-1])
+    lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
+    return [tokenizer.decode(ids[:length].tolist()) for ids, length in zip(ids_BC, lengths_B, strict=True)]

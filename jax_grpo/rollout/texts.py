@@ -1,0 +1,167 @@
+"""Texts of any number of prompts, one each, in batches of a fixed size: for evaluations, self-play and play.
+
+`Texts` completes one batch. `Generator` orders and numbers prompts by themselves, so that a completion does not depend on the
+order in which prompts are given. Knows nothing of scores.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo.model.named import Policy
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.rollout.generate import (
+    PROMPT_MULTIPLE,
+    PromptTokens,
+    PromptTooLong,
+    decode_completions,
+    encode_prompts,
+    make_generate,
+)
+from jax_grpo.rollout.sampling import Sampling
+from jax_grpo.tasks.base import Prompt, caps
+from jax_grpo.tasks.stop import StopRule
+
+BATCH = 64  # prompts generated together; the last batch is filled up and the fill dropped
+
+# What a suite asks for: stop-truncated completions of prompts, in their order; see `Generator.__call__`.
+Complete = Callable[..., list[str]]
+Tick = Callable[[int], None]  # called with how much is done
+
+
+def unwatched(done: int) -> None:
+    """Progress that nobody looks at."""
+
+
+def widened(tokens: PromptTokens, width: int, pad_id: int) -> PromptTokens:
+    """The prompts, padded on the left to at least `width` tokens: programs are compiled by width."""
+    missing = (0, 0), (max(width - tokens.ids_PT.shape[1], 0), 0)
+    return PromptTokens(np.pad(tokens.ids_PT, missing, constant_values=pad_id), np.pad(tokens.mask_PT, missing))
+
+
+class Texts(NamedTuple):
+    """What a completion is: its vocabulary, what ends it, and its cap in tokens. Knows neither weights nor sampling."""
+
+    tokenizer: Tokenizer
+    stop_rule: StopRule
+    max_new_tokens: int
+
+    def program(self, graphdef: Any, sampling: Sampling) -> Callable[..., Any]:
+        """The compiled generation of one completion a prompt."""
+        return make_generate(
+            graphdef,
+            vocab_size=self.tokenizer.vocab_size,
+            pad_id=self.tokenizer.pad_id,
+            group_size=1,
+            max_new_tokens=self.max_new_tokens,
+            sampling=sampling,
+            stop_table_SV=self.stop_rule.token_table(self.tokenizer),
+            accept_state=self.stop_rule.accept,
+        )
+
+    def complete(
+        self,
+        program: Callable[..., Any],
+        params: Any,
+        prompts: Sequence[Prompt],
+        tokens: PromptTokens,
+        numbers: Sequence[int],
+        seed: int,
+        step: int = 0,
+        batch: int = BATCH,
+    ) -> list[str]:
+        """Stop-truncated completions of one batch.
+
+        Args:
+            program: see `program`.
+            params: of the model.
+            prompts: at most `batch`, which is filled up by repeating them.
+            tokens: of the prompts.
+            numbers: of the prompts, which with seed and step decide what is sampled.
+            seed: of sampling.
+            step: of sampling.
+            batch: rows of the program.
+        """
+        rows = np.resize(np.arange(len(prompts)), batch)
+        states = np.array([prompt.start_state for prompt in prompts], np.int32)
+        numbers_P, caps_P = np.array(numbers, np.int32), caps(prompts, self.max_new_tokens)
+        asked = tokens.ids_PT[rows], tokens.mask_PT[rows], states[rows], numbers_P[rows]
+        rollout = program(params, *asked, seed, jnp.int32(step), caps_P[rows])
+        texts = decode_completions(rollout, self.tokenizer)[: len(prompts)]
+        return [self.stop_rule.truncate(t, p.start_state)[0] for t, p in zip(texts, prompts, strict=True)]
+
+
+def _checksums(texts: Sequence[str]) -> list[int]:
+    """A number of each text; the second time a text is there it has another one, or its samples would be the same twice."""
+    before: Counter[str] = Counter()
+    numbers = []
+    for text in texts:
+        again = f"{before[text]}/" if before[text] else ""
+        numbers.append(zlib.crc32(f"{again}{text}".encode()) & 0x7FFFFFFF)
+        before[text] += 1
+    return numbers
+
+
+class Generator:
+    """Completes any prompts by our own rollout, each as it would be in any order and beside any others.
+
+    Random numbers come from a prompt's own text, and prompts are batched by length and text, so that the same set of prompts is
+    always cut the same way. Compiled once for each padded prompt width, which only grows.
+
+    Args:
+        policy: model, parameters and tokenizer.
+        stop_rule: ends completions.
+        max_new_tokens: the cap.
+        temperature: 0 is greedy.
+        seed: of sampling.
+
+    Raises:
+        PromptTooLong: the cap leaves no room for a prompt.
+    """
+
+    def __init__(self, policy: Policy, stop_rule: StopRule, max_new_tokens: int, temperature: float, seed: int):
+        self._params, self._seed, self._width = policy.params, seed, 0
+        positions = policy.architecture.max_position_embeddings
+        self._max_prompt = positions - max_new_tokens
+        if self._max_prompt < PROMPT_MULTIPLE:
+            raise PromptTooLong(
+                f"the model has {positions} positions; completions of up to {max_new_tokens} tokens leave no room for a prompt"
+            )
+        self._texts = Texts(policy.tokenizer, stop_rule, max_new_tokens)
+        self._program = self._texts.program(policy.graphdef, Sampling(temperature))
+
+    def __call__(
+        self, prompts: Sequence[Prompt], *, numbers: Sequence[int] | None = None, step: int = 0, tick: Tick = unwatched
+    ) -> list[str]:
+        """Stop-truncated completions of the prompts, in their order.
+
+        Args:
+            prompts: any number.
+            numbers: of the prompts, for sampling; None: a checksum of each prompt's text and how often it came before.
+            step: for sampling; another step gives other samples of the same prompts.
+            tick: called with how many prompts are done.
+
+        Raises:
+            PromptTooLong: a prompt and its completion would not fit the model's positions.
+        """
+        if not prompts:
+            return []
+        asked = [prompt.text for prompt in prompts]
+        numbers = _checksums(asked) if numbers is None else numbers
+        tokens = encode_prompts(asked, self._texts.tokenizer, self._max_prompt)
+        ids_NT, mask_NT = widened(tokens, self._width, self._texts.tokenizer.pad_id)
+        self._width = ids_NT.shape[1]
+        order = sorted(range(len(prompts)), key=lambda i: (len(asked[i]), asked[i], numbers[i]))
+        texts = [""] * len(prompts)
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            batch = [prompts[i] for i in rows], PromptTokens(ids_NT[rows], mask_NT[rows]), [numbers[i] for i in rows]
+            completions = self._texts.complete(self._program, self._params, *batch, self._seed, step)
+            for i, text in zip(rows, completions, strict=True):
+                texts[i] = text
+            tick(start + len(rows))
+        return texts

@@ -1,0 +1,344 @@
+"""Saves a run's whole state in the background and gives it back bit for bit, on any number of devices.
+
+`run.files` makes each checkpoint atomic and hashed. Values leave the device before `save` returns, because the next
+update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
+"""
+
+import concurrent.futures
+import errno
+import hashlib
+import math
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.model.gpt2 import GPT2Config
+from jax_grpo.model.weights import abstract_params, require_finite
+from jax_grpo.run import files
+from jax_grpo.run.files import CheckpointError
+from jax_grpo.system.memory import copied
+
+PARAMS = "params/"
+COPIERS = 2  # tensors copied off the device side by side: most of a large copy is the kernel's finding of memory
+NICER = 10  # added to the niceness of the thread that writes
+MEASURED = "measured"  # in a manifest: names of every metric that the run had measured by then
+EVALUATED = "eval/"  # names of metrics of held-out prompts begin with it
+
+Say = Callable[[str], None]
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """Leaves of a pytree by slash-separated path: `params/h/0/attn/c_attn/kernel`, `opt_state/0/mu/...`, `beta`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value"): leaf for path, leaf in leaves
+    }
+
+
+def content_hash(tree: Any) -> str:
+    """SHA-256 of every leaf's name, dtype, shape and bytes: equal exactly when the values are."""
+    digest = hashlib.sha256()
+    for name, leaf in sorted(named(tree).items()):
+        array = np.asarray(leaf)
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+class Origin(NamedTuple):
+    """A checkpoint to continue from, every byte verified: its folder, its manifest's content, its arrays in host memory.
+
+    They stay there, as much memory as a save takes, until `restore` takes them out.
+    """
+
+    path: Path
+    content: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def iteration(self) -> int:
+        return int(self.content["iteration"])
+
+
+class Checkpoints:
+    """The checkpoints in `folder`, which is made when the first is saved. As a context manager it leaves no write unfinished."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig):
+        self.folder, self._config = folder, config
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=_give_way)
+        self._pending: concurrent.futures.Future[None] | None = None
+        self._last_saved, self._needed = -1, 0
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.wait()
+        except CheckpointError as failure:
+            if error is None:
+                error = failure
+                raise
+            error.add_note(str(failure))  # what ended the run comes first
+        finally:
+            self._writer.shutdown()
+            if error is not None:
+                saved = files.complete(self.folder)
+                where = f"the newest complete checkpoint is {saved[-1]}: continue with --resume auto" if saved else ""
+                error.add_note(where or f"there is no checkpoint in {self.folder}")
+
+    def due(self, iterations_done: int) -> bool:
+        """Whether the interval of the config ends here."""
+        return self._config.every > 0 and iterations_done % self._config.every == 0
+
+    def require_measured(self, names: Collection[str]) -> None:
+        """Refuses a metric to rank checkpoints by that is not among the `names` of all that the run has measured so far.
+
+        Raises:
+            CheckpointError: lists them.
+        """
+        name = self._config.best_metric
+        if self._config.keep_best and name not in names:
+            raise CheckpointError(
+                f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(names))}"
+            )
+
+    def save(
+        self,
+        iterations_done: int,
+        state: Any,
+        content: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        measured: Collection[str] = (),
+    ) -> None:
+        """Starts writing the state after `iterations_done` iterations; returns once the values are off the device.
+
+        Args:
+            iterations_done: names the checkpoint; one that was saved last is not saved again.
+            state: pytree of arrays.
+            content: JSON values to keep beside it.
+            metrics: of this very moment, kept beside it too; `checkpoint.best_metric` is looked up here, and a checkpoint
+                without it is not ranked.
+            measured: names of other metrics that the run has.
+
+        Raises:
+            CheckpointError: the previous write failed, the disk has no room for this one, or there is no such metric.
+        """
+        self.wait()
+        if iterations_done == self._last_saved:
+            return
+        names = sorted({*metrics, *measured})
+        self.require_measured(names)
+        leaves = named(state)
+        self._require_room(iterations_done, leaves)
+        with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
+            arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
+        content = dict(content) | {"arrays": _described(arrays), "metrics": _finite(metrics), MEASURED: names}
+        self._pending = self._writer.submit(self._write, iterations_done, arrays, content)
+        self._last_saved = iterations_done
+
+    def add_metrics(self, iterations_done: int, metrics: Mapping[str, float]) -> None:
+        """Adds what was measured of a checkpoint's weights after it was saved, and ranks it; without one it does nothing.
+
+        Raises:
+            CheckpointError: see `wait`; or its manifest cannot be read or written.
+        """
+        self.wait()
+        path = self.folder / files.folder_name(iterations_done)
+        if not files.is_checkpoint(path):
+            return
+        content = files.read_manifest(path)
+        added = {"metrics": content["metrics"] | _finite(metrics)}
+        added[MEASURED] = sorted({*content.get(MEASURED, content["metrics"]), *metrics})
+        try:
+            files.write_manifest(path, content | added)
+        except OSError as error:
+            raise CheckpointError(self._failure(iterations_done, error)) from error
+        self._discard_superseded()
+
+    def poll(self) -> None:
+        """Raises what a finished write left behind, without waiting for one that still runs."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Blocks until the newest checkpoint is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written; says why.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except Exception as error:  # Orbax, TensorStore and the file system each have their own
+            raise CheckpointError(self._failure(self._last_saved, error)) from error
+
+    def _require_room(self, iteration: int, leaves: Mapping[str, Any]) -> None:
+        """Refuses before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
+        space = self._space()
+        self._needed = files.bytes_on_disk(leaves, space.f_frsize)
+        if space.f_bavail * space.f_frsize < self._needed:
+            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
+
+    def _failure(self, iteration: int, error: Exception) -> str:
+        space = self._space()
+        return (
+            f"the checkpoint of iteration {iteration} could not be written to {self.folder}: {_reason(error)} "
+            f"({space.f_bavail * space.f_frsize / 1e6:.1f} MB free without it; it needs up to {self._needed / 1e6:.1f} MB)"
+        )
+
+    def _space(self) -> os.statvfs_result:
+        return os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
+
+    def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> None:
+        files.publish(self.folder, iteration, arrays, content)
+        self._discard_superseded()
+
+    def _discard_superseded(self) -> None:
+        """Removes complete checkpoints that are neither among the last nor among the best."""
+        saved = files.complete(self.folder)
+        keep = set(saved[-self._config.keep_last :])
+        if self._config.keep_best:
+            sign = {"largest": -1, "smallest": 1}[self._config.best_is]
+            scores = {path: sign * score for path in saved if (score := self._score(path)) is not None}
+            keep |= set(sorted(scores, key=scores.__getitem__)[: self._config.keep_best])
+        for path in saved:
+            if path not in keep:
+                files.discard(path)
+
+    def _score(self, path: Path) -> float | None:
+        """What ranks the checkpoint; None where it was not measured of its weights."""
+        name = self._config.best_metric
+        try:
+            content = files.read_manifest(path)
+        except CheckpointError:
+            return None
+        if name.startswith(EVALUATED) and MEASURED not in content:
+            return None  # by an earlier version, which kept the newest evaluation there was, of the weights before
+        return content["metrics"].get(name)
+
+    def newest_sound(self, say: Say) -> Origin | None:
+        """The newest checkpoint whose every file has the bytes that were written, read into host memory; None if there are none.
+
+        Damaged ones are reported through `say`.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none is sound.
+        """
+        saved = files.complete(self.folder)
+        for path in reversed(saved):
+            try:
+                return load(path)
+            except CheckpointError as error:
+                say(f"warning: {error}; trying the one before it")
+        if saved:
+            raise CheckpointError(
+                f"none of the {len(saved)} checkpoints in {self.folder} is sound; start again with --restart, or give "
+                f"another one with --resume PATH"
+            )
+        return None
+
+    def drop_after(self, iteration: int) -> list[Path]:
+        """Removes checkpoints of later iterations: a run that goes back must not find its abandoned future."""
+        later = [path for path in files.complete(self.folder) if int(path.name) > iteration]
+        for path in later:
+            files.discard(path)
+        return later
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _described(arrays: Mapping[str, Any]) -> dict[str, list]:
+    """Shapes and dtypes by name, as a manifest has them."""
+    return {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
+
+
+def _give_way() -> None:
+    """Lets the training go first: on Linux a thread has a niceness of its own, which the threads that it starts inherit."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's words where there are any; TensorStore quotes its number."""
+    quoted = re.search(r"os[ _]error(?: |_code=')(\d+)", str(error), re.IGNORECASE)
+    number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+    return os.strerror(number) if number else " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes, dtypes and shardings of a pytree of arrays, without its values."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def load(path: Path, prefix: str = "") -> Origin:
+    """Reads the arrays of a checkpoint whose names begin with `prefix`, and checks their hashes on the way.
+
+    Raises:
+        CheckpointError: not a checkpoint, or damaged; names the file.
+    """
+    content = files.read_manifest(path)
+    return Origin(path, content, files.read_arrays(path, content, prefix))
+
+
+def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> Any:
+    """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Takes the arrays out of `origin`.
+
+    Checkpoints of earlier versions may lack the names `zero_if_absent`, which are 0 then.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.
+    """
+    wanted, saved = named(like), origin.content["arrays"]
+    absent = {name: leaf for name, leaf in wanted.items() if name in zero_if_absent and name not in saved}
+    _require_same(origin.path, saved | _described(absent), _described(wanted))
+    origin.arrays.update({name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in absent.items()})
+    leaves = [jax.device_put(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
+    for name in {**expected, **saved}:
+        ours, theirs = expected.get(name), saved.get(name)
+        if ours != theirs:
+            there = "is not in the checkpoint" if theirs is None else f"has shape {theirs[0]} and dtype {theirs[1]}"
+            needed = "nothing of this name" if ours is None else f"shape {ours[0]} and dtype {ours[1]}"
+            raise CheckpointError(
+                f"{path}: tensor {name!r} {there}; this run needs {needed}. The model's sizes, model.param_dtype and the "
+                f"optimiser must be those of the run that saved it"
+            )
+
+
+def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
+    """Architecture and parameters alone of a checkpoint, on the default device: weights to start another run from.
+
+    Raises:
+        CheckpointError: damaged, or not a GPT-2 of the architecture it states.
+        WeightsError: a value is not finite.
+    """
+    _, content, arrays = load(path, PARAMS)
+    architecture = GPT2Config(**content["architecture"])
+    tree = abstract_params(architecture)
+    like = {PARAMS + name: leaf for name, leaf in named(tree).items()}
+    saved = {name: content["arrays"][name] for name in arrays}
+    _require_same(path, saved, {k: [list(x.shape), saved.get(k, [None, None])[1]] for k, x in like.items()})
+    for name, array in arrays.items():
+        require_finite(array, path / files.STATE / name, name)
+    leaves = [jnp.asarray(arrays[name], dtype) for name in like]
+    return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)

@@ -1,0 +1,144 @@
+"""The folder of a run: made, writable, and used by one process at a time; and `run.json`, what it was made with.
+
+Knows nothing of what is trained.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jax_grpo.system.whole_files import lock, written_whole
+
+LOCK = "run.lock"
+RECORD = "run.json"
+PACKAGES = ("jax_grpo", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "chess", "tokenizers")
+
+
+class RunFolderError(ValueError):
+    """The run folder cannot be used; the message names it, why, and what to do."""
+
+
+@contextlib.contextmanager
+def locked_folder(path: str | Path) -> Iterator[Path]:
+    """Makes a run's folder and holds its lock, whose file says who does; that of a killed run is taken over.
+
+    Raises:
+        RunFolderError: it cannot be made or written, or another process is using it.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = lock(folder / LOCK)
+    except BlockingIOError as error:
+        holder = (folder / LOCK).read_text(errors="replace").strip()
+        raise RunFolderError(
+            f"run_dir is {str(folder)!r}, which another run is using ({holder or 'it has just started'}); stop that one, or "
+            f"choose another run_dir"
+        ) from error
+    except OSError as error:
+        raise RunFolderError(
+            f"run_dir is {str(folder)!r}, which cannot be written ({error.strerror}); give a folder that can"
+        ) from error
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
+        yield folder
+    finally:
+        os.close(handle)  # releases the lock; the file stays: removing it would race with a run that opens it
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file's text at once: a reader or a killed writer sees the old one or the new one."""
+    with written_whole(path) as working:
+        working.write_text(text, encoding="utf-8")
+
+
+def record_start(run_dir: Path, resolved_config: str, command: str | None, iteration: int, micro_batches: int) -> None:
+    """Writes `run.json`: versions, hardware, commit, command and micro-batches of this start, after those of earlier ones."""
+    earlier = read_record(run_dir)["starts"] if iteration > 0 else []
+    start = {
+        "time": _now(),
+        "from_iteration": iteration,
+        "command": command,
+        "micro_batches": micro_batches,
+        "config_sha256": hashlib.sha256(resolved_config.encode()).hexdigest(),
+        "git": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "hardware": hardware(),
+        "environment": {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS") if name in os.environ},
+    }
+    write_whole(run_dir / RECORD, json.dumps({"starts": [*earlier, start], "finished": None}, indent=1) + "\n")
+
+
+def record_finish(run_dir: Path) -> None:
+    """Notes in `run.json` that the run reached its last iteration and its weights are written."""
+    write_whole(run_dir / RECORD, json.dumps(read_record(run_dir) | {"finished": _now()}, indent=1) + "\n")
+
+
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """`run.json`; a record without starts where there is none or it is unreadable: it informs, nothing depends on it."""
+    try:
+        record = json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
+        return record if isinstance(record["starts"], list) else {"starts": [], "finished": None}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"starts": [], "finished": None}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any] | None:
+    """Commit of the source's repository and whether it has uncommitted changes; None outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        status = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = (
+        status.stdout.splitlines()
+    )  # headers begin with #, the commit's first of all; then one for each changed file
+    return {
+        "commit": lines[0].removeprefix("# branch.oid "),
+        "changed": not all(line.startswith("# ") for line in lines),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Platform, devices, processor, cores this process may use, and memory in bytes."""
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "devices": [device.device_kind for device in devices],
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,181 @@
+"""Where a run continues: the command line's `--resume`, the checkpoint it means, and whether the config still fits it.
+
+Resume is exact because everything random is a function of (seed, iteration, prompt, sample): a checkpoint's position is one number.
+Knows no arrays; `checkpoint` reads those.
+"""
+
+import argparse
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_grpo.config import Config
+from jax_grpo.config.loading import flat
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.positions.files import FORMATS
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import Checkpoints, Origin, Say, load
+from jax_grpo.run.files import CheckpointError
+from jax_grpo.run.folder import read_record
+
+PROGRAM = "python -m jax_grpo.train"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+
+OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+OPTIONS.add_argument(
+    "--resume", metavar="auto|PATH",
+    help="continue: from the newest sound checkpoint of run_dir if there is one, or from a checkpoint or run folder",
+)  # fmt: skip
+OPTIONS.add_argument("--restart", action="store_true", help="begin again, removing run_dir's checkpoints")
+
+# Settings that a state depends on, by key or section, with why another value cannot continue it.
+FIXED = {
+    "seed": "every prompt and sample is drawn from it",
+    "model.tokenizer": "the model's tokens are its",
+    "model.vocab_size": "the parameters have its size",
+    "model.num_layers": "the parameters have its size",
+    "model.num_heads": "the parameters' meaning depends on it",
+    "model.hidden_size": "the parameters have its size",
+    "model.max_position_embeddings": "the parameters have its size",
+    "model.param_dtype": "the parameters are stored in it",
+    "task.name": "the prompts are its",
+    "task.prompt_style": "the prompts are its",
+    "task.illegal_fraction": "the prompts depend on it",
+    "prompts.split": "the order of prompts is that of its positions",
+    "prompts.selfplay_games": "the order of prompts is that of its positions",
+    "prompts.per_iteration": "the position in the order of prompts is counted in it",
+    "kl.beta": "the coefficient, adapted or not, is part of the saved state",
+}
+ABSENT = "(not set)"
+
+
+def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
+    """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning. Changes nothing.
+
+    Raises:
+        CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
+    """
+    if resume is not None and restart:
+        raise CheckpointError("--resume and --restart contradict each other; give one")
+    if resume == "auto":
+        origin = checkpoints.newest_sound(say)
+        if origin is None:
+            say(f"--resume auto: no checkpoint in {checkpoints.folder}; beginning at iteration 0")
+        return origin
+    saved = files.complete(checkpoints.folder)
+    source = Path(resume).absolute() if resume else None
+    inside = source is not None and run_dir.absolute() in (source, *source.parents)
+    if saved and not inside and not restart and read_record(run_dir)["finished"] is None:
+        raise CheckpointError(
+            f"{run_dir} holds an unfinished run, saved at iteration {int(saved[-1].name)}: continue it with --resume auto, "
+            f"begin again with --restart (its checkpoints are removed), or choose another run_dir"
+        )
+    return None if source is None else _explicit(source, resume or "", say)
+
+
+def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Say) -> None:
+    """Removes what the run must not find later: leftovers of a killed writer, and checkpoints that are not before the origin.
+
+    Called when nothing can refuse the run any more. A run that begins again has no checkpoint before its origin; one that
+    goes back, or skipped a damaged checkpoint, has those up to it.
+    """
+    files.clear_leftovers(checkpoints.folder)
+    own = origin is not None and origin.path.parent.absolute() == checkpoints.folder.absolute()
+    dropped = checkpoints.drop_after(origin.iteration if origin and own else -1)
+    if dropped and own:
+        say(f"removed the checkpoints after it: {', '.join(path.name for path in dropped)}")
+
+
+def _explicit(path: Path, given: str, say: Say) -> Origin:
+    """The checkpoint `path`, or the newest sound one of the run or checkpoints folder `path`."""
+    if files.is_checkpoint(path):
+        return load(path)
+    for folder in (path / CHECKPOINTS, path):
+        if (origin := Checkpoints(folder, CheckpointConfig()).newest_sound(say)) is not None:
+            return origin
+    raise CheckpointError(
+        f"--resume {given}: not a checkpoint and no folder with checkpoints; expected `auto`, a run folder, or a folder such "
+        f"as runs/NAME/{CHECKPOINTS}/{files.folder_name(50)}"
+    )
+
+
+def require_same_run(origin: Origin, config: Config) -> list[str]:
+    """The settings that differ from the checkpoint's and may, as `key: old -> new`.
+
+    Raises:
+        CheckpointError: a setting of `FIXED` differs, or the checkpoint is beyond the config's iterations; names the key.
+    """
+    before, now = flat(origin.content["config"]), flat(config.model_dump())
+    if _trained_on_a_whole_file(before):
+        before["prompts.split"] = "all"  # whatever stood there
+        if now["prompts.split"] != "all":
+            raise CheckpointError(
+                f"prompts.split is {now['prompts.split']!r}, but {origin.path} was made before files were split: it trains on "
+                f"every position of {before['prompts.source']}, and its held-out positions were among them. Set prompts.split "
+                "to all to continue it, and give others to ask as evaluation.source, or set evaluation.positions to 0"
+            )
+    both = {key: (before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**now, **before}}
+    changed = {key: (old, new) for key, (old, new) in both.items() if old != new}
+    refused = [
+        f"{key} is {new!r}, but {origin.path} was made with {old!r}: {FIXED[key]}\n"
+        for key, (old, new) in changed.items()
+        if key in FIXED
+    ]
+    if refused:
+        raise CheckpointError(
+            f"{''.join(refused)}Set it back to continue this run; for a new run from these weights, set model.weights to the "
+            "checkpoint"
+        )
+    if origin.iteration > config.iterations:
+        raise CheckpointError(
+            f"iterations is {config.iterations}, but {origin.path} is after {origin.iteration}; raise it, or give an earlier one"
+        )
+    return [f"{key}: {old} -> {new}" for key, (old, new) in changed.items()]
+
+
+def _trained_on_a_whole_file(before: Mapping[str, Any]) -> bool:
+    """Whether a run's positions were a file's at a time when `prompts.split` did not apply to files."""
+    source = before.get("prompts.source")
+    if "evaluation.source" in before or source in (None, "packaged", "selfplay"):
+        return False
+    named = before.get("prompts.format", "auto") != "auto" or Path(source).suffix.lower() in FORMATS
+    return named and not Path(source).is_dir()
+
+
+def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
+    """Compares what the config's names stand for: the architecture, and reference weights and positions by content hash.
+
+    Raises:
+        CheckpointError: names the key whose file holds something else now.
+    """
+    keys = {"architecture": "model.weights", "reference": "model.weights", "positions": "prompts.source"}
+    for name, key in keys.items():
+        if (old := origin.content["identity"][name]) != (new := identity[name]):
+            raise CheckpointError(
+                f"{key} holds something else than when {origin.path} was made: its {name} is {new}; it was {old}. It must be the "
+                f"same to continue this run; put the old files back, or start a new run with model.weights set to the checkpoint"
+            )
+
+
+def bring_metrics(origin: Origin, run_dir: Path, say: Say) -> int:
+    """Bytes of `metrics.jsonl` that belong to the checkpoint; copies the file when the checkpoint is another run's."""
+    target, source = run_dir / METRICS, origin.path.parent.parent / METRICS
+    if origin.path.parent.parent.absolute() != run_dir.absolute():
+        if not source.is_file():
+            say(
+                f"warning: {source} does not exist; the metrics before iteration {origin.iteration} are not in this run's file"
+            )
+            return 0
+        shutil.copyfile(source, target)
+    return int(origin.content["metrics_bytes"])
+
+
+def command(argv: Sequence[str] | None) -> str:
+    """What continues the run: the command line it was started with (None: it was called from Python), with `--resume auto`."""
+    if argv is None:
+        return "train(config, resume='auto')"
+    settings = OPTIONS.parse_known_args(argv)[1]
+    return f"{PROGRAM} {shlex.join([*settings, '--resume', 'auto'])}"
