@@ -6,6 +6,7 @@ run and reads top to bottom as its story.
 """
 
 import contextlib
+import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ import numpy as np
 
 from jax_grpo.batch import Batch, record
 from jax_grpo.config import Config, parse_cli
-from jax_grpo.evaluate.during_training import Evaluator
-from jax_grpo.memory.advice import DeviceOutOfMemory
+from jax_grpo.evaluate.during_training import Evaluation, Evaluator
+from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory
 from jax_grpo.memory.fit import choose_micro_batches
 from jax_grpo.model.flops import ImpossibleRate
 from jax_grpo.model.weights import save_hf
@@ -26,10 +27,9 @@ from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog
 from jax_grpo.report.samples import sample_rows
-from jax_grpo.run.checkpoints import Checkpoints
+from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.run.folder import locked_folder, record_finish, record_start, write_whole
-from jax_grpo.run.milestones import Milestones
 from jax_grpo.run.resume import (
     CHECKPOINTS,
     OPTIONS,
@@ -43,7 +43,7 @@ from jax_grpo.run.resume import (
 from jax_grpo.system import compilation
 from jax_grpo.system.compilation import Profiler
 from jax_grpo.system.memory import give_back_early
-from jax_grpo.system.phases import Watchdog
+from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.system.process import StopSignals
 from jax_grpo.tasks.base import RewardError, applicable
 from jax_grpo.tasks.engine import EngineError
@@ -130,10 +130,104 @@ def train(
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
         from jax_grpo.report.curves import save_all  # matplotlib, which is slow to import, is not needed before
 
-        pictures = save_all(run_dir, evaluator, milestones.evaluation)
+        answers = milestones.evaluation.moves(evaluator.prompts) if evaluator and milestones.evaluation else []
+        pictures = save_all(run_dir, answers)
         record_finish(run_dir)
         print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *pictures]))
         return run_dir
+
+
+@dataclasses.dataclass
+class Milestones:
+    """What is done with weights between two iterations: they are evaluated, then saved, so that their own score ranks them.
+
+    A stop signal's weights are saved at once, and evaluated when the run continues. The metrics that belong to a checkpoint end
+    before its evaluation: a run that continues makes that again, or, where it was of the end only, goes on without it.
+
+    Attributes:
+        done: iterations done in all.
+        evaluation: of the weights after them; None while there is none.
+    """
+
+    trainer: Trainer
+    evaluator: Evaluator | None
+    log: MetricsLog
+    console: Console
+    checkpoints: Checkpoints
+    origin: Origin | None
+
+    def __post_init__(self) -> None:
+        self._first = self.done = self.origin.iteration if self.origin else 0
+        self.evaluation: Evaluation | None = None
+        self._metrics: dict[str, float] = {}  # of the newest iteration
+        self._position: int | None = None  # of the metrics file before the evaluation
+        before = self.origin.content if self.origin else {"metrics": {}}
+        self._measured = set(before.get(MEASURED, before["metrics"]))  # names of metrics so far
+
+    def begin(self) -> None:
+        """Evaluates the weights that the run begins or continues with, if it is their turn.
+
+        Raises:
+            CheckpointError: checkpoints are to be ranked by a held-out metric that there is not.
+        """
+        if not self._evaluates():
+            return
+        self._evaluate()
+        if self.trainer.config.checkpoint.best_metric.startswith(EVALUATED):
+            self.checkpoints.require_measured(self._measured)
+        if self.origin:  # its checkpoint was saved before it was evaluated: by a stop signal, or by an earlier version
+            self._rank()
+
+    def iteration_ends(self, metrics: dict[str, float], *, stopping: bool) -> None:
+        """Counts an iteration; evaluates its weights and saves them if it is their turn. `stopping` waits for no evaluation."""
+        self.done += 1
+        self._metrics, self.evaluation, self._position = metrics, None, None
+        self._measured.update(metrics)
+        self.checkpoints.poll()
+        if self._evaluates() and not stopping:
+            try:
+                self._evaluate()
+            except Exception:
+                self._save()  # the iterations themselves are sound
+                raise
+        if self.checkpoints.due(self.done):
+            self._save()
+
+    def end(self) -> None:
+        """Saves what is not saved yet, and evaluates the last weights of a run that is complete."""
+        if self.done > self._first:
+            self._save()
+        if self.done == self.trainer.config.iterations and self.evaluation is None and self._evaluates():
+            self._evaluate()  # a signal came in the last iteration
+            self._rank()
+        self.checkpoints.wait()
+
+    def _evaluates(self) -> bool:
+        config = self.trainer.config
+        every = config.evaluation.every
+        turn = self.done in (0, config.iterations) or (every > 0 and self.done % every == 0)
+        return self.evaluator is not None and turn
+
+    def _evaluate(self) -> None:
+        evaluator, phases = self.evaluator, Phases()
+        assert evaluator is not None, "see `_evaluates`"
+        self._position = self.log.position()
+        with explain_out_of_memory(phases, self.trainer.config):
+            evaluation = phases.run("evaluation", lambda: evaluator(self.trainer.state.params), wait=False)
+        self.evaluation = evaluation
+        self.log.write({"iteration": self.done, **evaluation.metrics})
+        self.console.evaluation(self.done, evaluation.metrics)
+        self._measured.update(evaluation.metrics)
+
+    def _save(self) -> None:
+        own = self._metrics | (self.evaluation.metrics if self.evaluation else {})
+        position = self.log.position() if self._position is None else self._position
+        manifest = self.trainer.manifest(self.done, position)
+        self.checkpoints.save(self.done, self.trainer.state, manifest, own, self._measured)
+
+    def _rank(self) -> None:
+        if self.evaluation:
+            self.checkpoints.add_metrics(self.done, self.evaluation.metrics)
 
 
 def run_iterations(

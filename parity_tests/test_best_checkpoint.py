@@ -16,11 +16,12 @@ from short_runs import TIMES
 
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.model.named import load_checkpoint
 from jax_grpo.positions.heldout import heldout_positions
 from jax_grpo.report.log import MetricsLog
 from jax_grpo.report.records import read_records
 from jax_grpo.run import files
-from jax_grpo.run.checkpoints import Checkpoints, load, load_params
+from jax_grpo.run.checkpoints import Checkpoints, load
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.train import make_evaluator, train
 from jax_grpo.trainer import Trainer
@@ -83,7 +84,7 @@ def test_every_checkpoint_holds_the_evaluation_of_its_own_weights(shared):
     assert evaluator is not None
     for iteration in (4, 8, 9):
         path = run / "checkpoints" / files.folder_name(iteration)
-        own = evaluator(load_params(path, "float32")[1]).metrics
+        own = evaluator(load_checkpoint(path, "float32")[1]).metrics
         saved = load(path).content["metrics"]
         print(iteration, {name: saved.get(name) for name in own})
         assert {name: saved.get(name) for name in own} == own == logged[iteration]

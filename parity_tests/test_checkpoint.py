@@ -21,9 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.model.named import load_checkpoint
 from jax_grpo.model.weights import abstract_params
 from jax_grpo.run import files
-from jax_grpo.run.checkpoints import Checkpoints, abstract, content_hash, load, load_params, named, restore
+from jax_grpo.run.checkpoints import Checkpoints, abstract, content_hash, load, named, restore
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.update import init_state
 
@@ -290,18 +291,18 @@ def test_parameters_alone_load_as_weights(tmp_path):
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best=0))
     with checkpoints:
         checkpoints.save(7, init_state(params, config()), {"architecture": dataclasses.asdict(TINY)}, {})
-    architecture, found = load_params(tmp_path / "000007", jnp.float32)
+    architecture, found = load_checkpoint(tmp_path / "000007", jnp.float32)
     assert (
         architecture == TINY and jax.tree.structure(found) == jax.tree.structure(params) and bits(found) == bits(params)
     )
     moments = next(tmp_path.glob("000007/state/opt_state/**/mu/wte/embedding/0.0"))
     flip(moments)
-    load_params(tmp_path / "000007", jnp.float32)  # they are not read
-    half = load_params(tmp_path / "000007", jnp.bfloat16)[1]
+    load_checkpoint(tmp_path / "000007", jnp.float32)  # they are not read
+    half = load_checkpoint(tmp_path / "000007", jnp.bfloat16)[1]
     assert bits(half) == bits(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
     flip(tmp_path / "000007/state/params/wte/embedding/0.0")
     with pytest.raises(CheckpointError, match=r"params/wte/embedding/0\.0 has other bytes than were written"):
-        load_params(tmp_path / "000007", jnp.float32)
+        load_checkpoint(tmp_path / "000007", jnp.float32)
 
 
 def test_state_saved_on_one_device_is_restored_onto_four_and_back(tmp_path):

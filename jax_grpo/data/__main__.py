@@ -20,12 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_grpo.config.sections import EngineConfig
-from jax_grpo.data import arbiter, black_labels, files, mates, selfplay, sets
-from jax_grpo.data.sets import DataError
+from jax_grpo.data import arbiter, black_labels, files, mates, selfplay
 from jax_grpo.data.shards import SPLITS, Source, write_shards
+from jax_grpo.positions import sets
 from jax_grpo.positions.checked_files import PACKAGED
+from jax_grpo.positions.endings import ENDINGS
 from jax_grpo.positions.files import PositionFileError, read_positions
 from jax_grpo.positions.position import FILE_SHARE, SHARES, is_heldout, position_key
+from jax_grpo.positions.sets import DataError
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.system.whole_files import file_hash, lock
 from jax_grpo.tasks.engine import EngineError, EnginePool, engine_name, find_engine
@@ -226,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--illegal", type=_share, default=0.05, help="share of rows with an illegal move (0.05)")
     option("--kept", type=_share, default=0.3, help="share of ordinary moves kept; less: more endings (0.3)")
     draws = "claimed: fifty moves and threefold repetition end a game; automatic: as the environment task's own prompts"
-    option("--draws", choices=list(arbiter.ENDINGS), default="claimed", help=draws)
+    option("--draws", choices=list(ENDINGS), default="claimed", help=draws)
     command("mates", _mates, "positions with exactly one mating move, as JSONL", 200, 600)
     option = command("labels", _labels, "is B: of published policy rows the best or the worst move? by colour", 0, None)
     option("file", type=_file, help="RookWorld text rows; --nodes above 0 asks Stockfish too")

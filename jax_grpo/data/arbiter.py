@@ -6,7 +6,7 @@ RookWorld's `A:` rows. A share of the moves is illegal. Knows nothing of models.
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from jax_grpo.data.mates import mating_moves
 from jax_grpo.data.selfplay import in_processes
 from jax_grpo.data.shards import Source, of_file, row_position
+from jax_grpo.positions.endings import ending
 from jax_grpo.positions.files import numbered_lines, parsed, read_games
 from jax_grpo.positions.position import recent_moves
 from jax_grpo.positions.random_play import sparse_start
@@ -39,20 +40,6 @@ SCHEMA = pa.schema(
 )
 REWARDS = {"ordinary": ORDINARY, "checkmate": CHECKMATE, "illegal": ILLEGAL}  # every other kind is a draw
 
-# What ends a game, in the order asked. `claimed`: a player claims a draw as soon as the rules let them, as in most play;
-# `automatic`: only what ends a game without a claim, which is what the environment task's own prompts mean.
-_DECIDED: dict[str, Callable[[chess.Board], bool]] = {
-    "checkmate": chess.Board.is_checkmate,
-    "stalemate": chess.Board.is_stalemate,
-    "insufficient_material": chess.Board.is_insufficient_material,
-}
-ENDINGS = {
-    "claimed": _DECIDED
-    | {"fifty_moves": chess.Board.is_fifty_moves, "threefold": lambda board: board.is_repetition(3)},
-    "automatic": _DECIDED
-    | {"seventyfive_moves": chess.Board.is_seventyfive_moves, "fivefold": chess.Board.is_fivefold_repetition},
-}
-
 
 class Options(NamedTuple):
     """What decides the rows of games.
@@ -73,11 +60,6 @@ class Options(NamedTuple):
 def row_key(row: dict) -> str:
     """Position without counters, move and kind: the same mate is kept once, but an ordinary move and a draw both."""
     return f"{row_position(row)} {row['move']} {row['kind']}"
-
-
-def ending(board: chess.Board, draws: str) -> str | None:
-    """Kind of the ending the board has reached, by the rules of `ENDINGS[draws]`."""
-    return next((kind for kind, reached in ENDINGS[draws].items() if reached(board)), None)
 
 
 def game_rows(start: chess.Board, moves: Iterator[chess.Move], options: Options, rng: random.Random) -> list[dict]:

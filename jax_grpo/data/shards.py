@@ -14,8 +14,8 @@ import chess
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jax_grpo.data.sets import DataError
 from jax_grpo.positions.position import digest, position_key
+from jax_grpo.positions.sets import DataError
 from jax_grpo.positions.table import batched, read_parquet
 from jax_grpo.system.whole_files import UNFINISHED, file_hash, written_whole
 

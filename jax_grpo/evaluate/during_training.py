@@ -31,6 +31,13 @@ class Evaluation(NamedTuple):
     completions: dict[str, list[str]]
     components: dict[str, dict[str, np.ndarray]]
 
+    def moves(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, str]]:
+        """The prompts of labelled positions that ask for a move, with their greedy completions; none where no task asks for one."""
+        if not any(name.endswith("legal") for name in self.components["greedy"]):
+            return []
+        pairs = zip(prompts, self.completions["greedy"], strict=True)
+        return [(p, text) for p, text in pairs if p.task in ("", "policy") and p.position and p.position.moves]
+
 
 class Evaluator:
     """Compiled once, called with the parameters of the moment.

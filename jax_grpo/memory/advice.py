@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import jax
 
 from jax_grpo.config import Config
-from jax_grpo.evaluate.during_training import BATCH
 from jax_grpo.memory.fit import step_completions
+from jax_grpo.rollout.texts import BATCH
 from jax_grpo.system.memory import GB
 from jax_grpo.system.phases import Phases
 

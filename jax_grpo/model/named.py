@@ -5,6 +5,7 @@ tokenizer that belongs to weights, and says what a model is.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +17,9 @@ from jax_grpo.config.files import RUN_WEIGHTS, require_weights, weights_director
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.model.weights import WeightsError, load_hf, read_config
-from jax_grpo.run.checkpoints import content_hash
-from jax_grpo.run.checkpoints import load_params as load_checkpoint
-from jax_grpo.run.files import is_checkpoint, read_manifest
+from jax_grpo.model.weights import WeightsError, abstract_params, load_hf, read_config, require_finite
+from jax_grpo.run import checkpoints
+from jax_grpo.run.files import STATE, is_checkpoint, read_manifest
 
 GPT2_VOCABULARY = 50257
 
@@ -154,5 +154,25 @@ def describe_model(name: str, policy: Policy) -> dict[str, Any]:
         "architecture": dataclasses.asdict(sizes),
         "tokenizer": policy.tokenizer.name,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)) - padding,
-        "sha256": content_hash(policy.params),
+        "sha256": checkpoints.content_hash(policy.params),
     }
+
+
+def load_checkpoint(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
+    """Architecture and parameters alone of a checkpoint, on the default device: weights to start another run from.
+
+    Raises:
+        CheckpointError: damaged, or not a GPT-2 of the architecture it states.
+        WeightsError: a value is not finite.
+    """
+    _, content, arrays = checkpoints.load(path, checkpoints.PARAMS)
+    architecture = GPT2Config(**content["architecture"])
+    tree = abstract_params(architecture)
+    like = {checkpoints.PARAMS + name: leaf for name, leaf in checkpoints.named(tree).items()}
+    saved = {name: content["arrays"][name] for name in arrays}
+    stated = {name: [list(x.shape), saved.get(name, [None, None])[1]] for name, x in like.items()}
+    checkpoints.require_same(path, saved, stated)
+    for name, array in arrays.items():
+        require_finite(array, path / STATE / name, name)
+    leaves = [jnp.asarray(arrays[name], dtype) for name in like]
+    return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)

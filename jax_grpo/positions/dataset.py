@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from jax_grpo.config.sections import PromptsConfig
-from jax_grpo.data.sets import read_set
 from jax_grpo.positions.checked_files import checked_table, packaged_table
 from jax_grpo.positions.files import PositionFileError
 from jax_grpo.positions.position import FILE_SHARE, SHARES, Position
 from jax_grpo.positions.random_play import random_game
+from jax_grpo.positions.sets import read_set
 from jax_grpo.positions.table import PositionTable, joined, to_columns
 
 

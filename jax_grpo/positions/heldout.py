@@ -8,8 +8,8 @@ import numpy as np
 from jax_grpo.config import Config
 from jax_grpo.positions.dataset import load_positions
 from jax_grpo.positions.files import PositionFileError
+from jax_grpo.positions.position import Position
 from jax_grpo.positions.table import PositionTable
-from jax_grpo.tasks.base import Position
 
 
 class Heldout(NamedTuple):

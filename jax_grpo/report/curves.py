@@ -9,7 +9,6 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.report.boards import ENGINE, MODEL, draw_board
 from jax_grpo.report.records import read_records
 from jax_grpo.tasks.base import Prompt
@@ -25,17 +24,13 @@ PANELS = (
 )
 
 
-def save_all(run_dir: Path, evaluator: Evaluator | None, evaluation: Evaluation | None) -> list[Path]:
-    """`curves.png`, and `boards.png` where the held-out prompts are labelled positions."""
+def save_all(run_dir: Path, answers: Sequence[tuple[Prompt, str]]) -> list[Path]:
+    """`curves.png`, and `boards.png` where there are answers to prompts of labelled positions."""
     curves(read_records(run_dir / "metrics.jsonl"), run_dir / "curves.png")
-    if evaluator is None or evaluation is None:
+    if not answers:
         return [run_dir / "curves.png"]
-    asked = [(i, p) for i, p in enumerate(evaluator.prompts) if p.task in ("", "policy")]
-    labelled = [i for i, prompt in asked if prompt.position and prompt.position.moves][:BOARDS]
-    if not labelled or not any(name.endswith("legal") for name in evaluation.components["greedy"]):
-        return [run_dir / "curves.png"]
-    moves = [evaluation.completions["greedy"][i].split()[-1:] for i in labelled]
-    boards([evaluator.prompts[i] for i in labelled], moves, run_dir / "boards.png")
+    shown = answers[:BOARDS]
+    boards([prompt for prompt, _ in shown], [text.split()[-1:] for _, text in shown], run_dir / "boards.png")
     return [run_dir / "curves.png", run_dir / "boards.png"]
 
 

@@ -18,13 +18,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jax_grpo.config.sections import CheckpointConfig
-from jax_grpo.model.gpt2 import GPT2Config
-from jax_grpo.model.weights import abstract_params, require_finite
 from jax_grpo.run import files
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.system.memory import copied
@@ -307,13 +303,13 @@ def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> An
     """
     wanted, saved = named(like), origin.content["arrays"]
     absent = {name: leaf for name, leaf in wanted.items() if name in zero_if_absent and name not in saved}
-    _require_same(origin.path, saved | _described(absent), _described(wanted))
+    require_same(origin.path, saved | _described(absent), _described(wanted))
     origin.arrays.update({name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in absent.items()})
     leaves = [jax.device_put(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
+def require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
     for name in {**expected, **saved}:
         ours, theirs = expected.get(name), saved.get(name)
         if ours != theirs:
@@ -323,22 +319,3 @@ def _require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, 
                 f"{path}: tensor {name!r} {there}; this run needs {needed}. The model's sizes, model.param_dtype and the "
                 f"optimiser must be those of the run that saved it"
             )
-
-
-def load_params(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
-    """Architecture and parameters alone of a checkpoint, on the default device: weights to start another run from.
-
-    Raises:
-        CheckpointError: damaged, or not a GPT-2 of the architecture it states.
-        WeightsError: a value is not finite.
-    """
-    _, content, arrays = load(path, PARAMS)
-    architecture = GPT2Config(**content["architecture"])
-    tree = abstract_params(architecture)
-    like = {PARAMS + name: leaf for name, leaf in named(tree).items()}
-    saved = {name: content["arrays"][name] for name in arrays}
-    _require_same(path, saved, {k: [list(x.shape), saved.get(k, [None, None])[1]] for k, x in like.items()})
-    for name, array in arrays.items():
-        require_finite(array, path / files.STATE / name, name)
-    leaves = [jnp.asarray(arrays[name], dtype) for name in like]
-    return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)
