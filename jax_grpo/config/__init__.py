@@ -1,7 +1,7 @@
 """Typed, frozen configuration of a training run: YAML plus dotted overrides, every check before any compile.
 
 Its sections are in `config.sections`; what holds between them is checked here. Reading YAML and wording errors is
-`config.loading`'s, looking for files `config.files`'s. Nothing here touches JAX.
+`config.loading`'s, looking for files `config.files`'s. Knows nothing of the rest of the house, and never touches JAX.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens from hidden states and the tied embedding; one function a way of computing them.
 
 Every implementation has the signature of `materialised.token_logprobs` and is differentiable in both arrays. Those that
-stand in `FUSED_LOSSES` too can take a loss that is a sum over tokens, and make its gradients in the forward.
+stand in `FUSED_LOSSES` too can take a loss that is a sum over tokens, and make its gradients in the forward. Knows nobody.
 """
 
 import functools

@@ -1,5 +1,8 @@
-"""Verifiable tasks by their config name. A new task is one new file, one line here, its name in `TaskConfig.name`
-and, to be mixed with others, one line in `config.sections.Mixture`."""
+"""Verifiable tasks by their config name: prompts from positions, stop rules, and rewards of texts. Knows no tokens or models.
+
+A new task is one new file, one line here, its name in `TaskConfig.name` and, to be mixed with others, one line in
+`config.sections.Mixture`.
+"""
 
 from jax_grpo.config.sections import TaskConfig
 from jax_grpo.tasks.base import Task
