@@ -9,8 +9,10 @@ import contextlib
 import dataclasses
 import shlex
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,7 +47,7 @@ from jax_grpo.system.compilation import Profiler
 from jax_grpo.system.memory import give_back_early
 from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.system.process import StopSignals
-from jax_grpo.tasks.base import RewardError, applicable
+from jax_grpo.tasks.base import RewardError, Task, applicable
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.trainer import NonFiniteUpdates, Scored, Trainer
 
@@ -77,12 +79,18 @@ def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | Non
 
 
 def train(
-    config: Config, *, resume: str | None = None, restart: bool = False, argv: Sequence[str] | None = None
+    config: Config,
+    *,
+    task: Task | None = None,
+    resume: str | None = None,
+    restart: bool = False,
+    argv: Sequence[str] | None = None,
 ) -> Path:
     """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
 
     Args:
         config: of the run.
+        task: of your own, in the place of the one that the config names; its section is then left out.
         resume: `auto`, or the checkpoint or run folder to continue from; None begins.
         restart: begin again where an unfinished run is.
         argv: the command line's arguments, for `run.json` and the command that continues; None when called from Python.
@@ -93,11 +101,12 @@ def train(
         origin = find_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
-        config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
+        if task is None:
+            config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
         changes = require_same_run(origin, config) if origin else []
 
         # What it trains, on which data.
-        trainer = Trainer(config)
+        trainer = Trainer(config, task)
         cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
         heldout = heldout_positions(config, trainer.positions)
         evaluator = make_evaluator(trainer, heldout)
@@ -279,6 +288,15 @@ def main(argv: list[str] | None = None) -> None:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         raise SystemExit(f"{type(error).__name__}: {error}{notes}") from error
 
+
+class _Callable(types.ModuleType):
+    """`jax_grpo.train` is this module and, called, its function."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Path:
+        return train(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,8 @@ import numpy as np
 import jax_grpo
 from jax_grpo import advantages
 from jax_grpo.batch import Batch, GroupedTokens, cut, take
-from jax_grpo.config import Config
+from jax_grpo.config import Config, ConfigError
+from jax_grpo.config.sections import TaskConfig
 from jax_grpo.loss import update_work
 from jax_grpo.memory.advice import explain_out_of_memory
 from jax_grpo.model import flops
@@ -52,14 +53,36 @@ class Scored(NamedTuple):
     rollout: Rollout
 
 
-class Trainer:
-    """The programs and data of one run. `iterate` does one iteration; `state` is what training has changed so far."""
+def _require_no_task(config: Config) -> None:
+    """Refuses settings that do nothing beside a task that is given."""
+    if config.task != TaskConfig():
+        raise ConfigError(
+            "task: beside a task that is given to `train`, the config's section does nothing; leave it out"
+        )
+    if config.update.micro_batches == "auto":
+        raise ConfigError(
+            "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
+        )
 
-    def __init__(self, config: Config):
+
+class Trainer:
+    """The programs and data of one run. `iterate` does one iteration; `state` is what training has changed so far.
+
+    Args:
+        config: of the run.
+        task: takes the place of the one that the config names.
+
+    Raises:
+        ConfigError: settings of the config are of its own task.
+    """
+
+    def __init__(self, config: Config, task: Task | None = None):
+        if task is not None:
+            _require_no_task(config)
         self.config = config
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
-        self.task: Task = make_task(config.task)
+        self.task: Task = make_task(config.task) if task is None else task
         self.positions = load_positions(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)
         self._require_fitting_prompts()
@@ -73,6 +96,7 @@ class Trainer:
             "architecture": dataclasses.asdict(self.policy.architecture),
             "reference": None if self.reference is None else content_hash(self.reference),
             "positions": self.positions.identity,
+            "task": None if task is None else f"{type(task).__module__}.{type(task).__qualname__}",
         }
 
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:

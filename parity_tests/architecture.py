@@ -16,7 +16,7 @@ COMMANDS = ("uci", "match")  # two lines each, in front of `play`
 
 def imports() -> dict[str, set[str]]:
     """The rooms and modules of the top level that each of them imports."""
-    graph = grimp.build_graph("jax_grpo", cache_dir=None)
+    graph = grimp.build_graph("jax_grpo", cache_dir=None, exclude_type_checking_imports=True)
     found = defaultdict(set)
     for module in graph.modules - {"jax_grpo"}:
         for imported in graph.find_modules_directly_imported_by(module) - {"jax_grpo"}:

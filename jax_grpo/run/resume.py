@@ -151,9 +151,14 @@ def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: names the key whose file holds something else now.
     """
-    keys = {"architecture": "model.weights", "reference": "model.weights", "positions": "prompts.source"}
+    keys = {
+        "architecture": "model.weights",
+        "reference": "model.weights",
+        "positions": "prompts.source",
+        "task": "train(task=...)",
+    }
     for name, key in keys.items():
-        if (old := origin.content["identity"][name]) != (new := identity[name]):
+        if (old := origin.content["identity"].get(name)) != (new := identity[name]):  # earlier versions name no task
             raise CheckpointError(
                 f"{key} holds something else than when {origin.path} was made: its {name} is {new}; it was {old}. It must be the "
                 f"same to continue this run; put the old files back, or start a new run with model.weights set to the checkpoint"
