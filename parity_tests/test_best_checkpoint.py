@@ -169,6 +169,7 @@ def test_an_evaluation_of_the_end_is_not_in_the_way_of_a_longer_run(shared):
     assert metrics(run) == metrics(shared / "whole")
 
 
+@pytest.mark.slow  # another run
 def test_a_checkpoint_of_an_earlier_version_is_not_ranked_by_the_evaluation_before_it(shared):
     """Those hold the newest evaluation there was when they were saved, and no word on what the run measures."""
     run = shared / "earlier"

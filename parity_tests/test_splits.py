@@ -236,6 +236,7 @@ def make_old(run: Path, source: Path) -> None:
         (checkpoint / files.MANIFEST).write_text(json.dumps(whole))
 
 
+@pytest.mark.slow  # two runs
 def test_a_run_made_before_files_were_split_is_refused_with_what_to_set_and_continues_so(tmp_path, capsys):
     source = tmp_path / "p.jsonl"
     source.write_text("\n".join(json.dumps({"fen": p.fen}) for p in selfplay_positions(2, 0)[:40]))

@@ -56,6 +56,7 @@ def in_repository(monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
 
 
+@pytest.mark.slow  # a hundred iterations; by default test_api has a run that climbs
 def test_the_length_toy_climbs_to_its_cap_and_stays(in_repository, tmp_path):
     run = train(load_config(TOY, ["--run_dir", str(tmp_path / "run"), "--logging.samples_every", "0"]))
     reward = [record["reward/mean"] for record in read_records(run / "metrics.jsonl")]
