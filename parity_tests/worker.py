@@ -14,12 +14,12 @@ import pytest
 
 # Threads of PyTorch's that wait spin, which with a worker on each core took thirty times the CPU time of a small step.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-LIMIT_BYTES = (
-    2_000_000_000  # of a worker, above which a default run fails: two, and what they start, are to run in 8 GB
-)
+AIM_BYTES = 2_000_000_000  # of a worker: two, and what they start, are to run in 8 GB
+LIMIT_BYTES = 3_000_000_000  # above which a default run fails: another machine's allocator and threads may take more
 AMPLE_BYTES = 1_200_000_000  # with more than this resident, a file ends with its programs dropped;
 FULL_BYTES = 1_800_000_000  # with more than this, a test does too,
 GROWTH_BYTES = 200_000_000  # but only when so much has come since the last time: the next test makes its programs again
+BOUNDS = f"aim {AIM_BYTES / 1e9:.0f}, limit {LIMIT_BYTES / 1e9:.0f}"
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 LEAST = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0"}
 PEAK = pytest.StashKey[tuple[int, str]]()  # bytes, and the test that reached them
@@ -117,7 +117,7 @@ def pytest_sessionfinish(session):
 
 def pytest_terminal_summary(terminalreporter, config):
     for name, (size, test) in sorted(config.stash[PEAKS].items()):
-        line = f"{name}: at most {size / 1e9:.2f} GB resident (limit {LIMIT_BYTES / 1e9:.0f}), first in {test}"
+        line = f"{name}: at most {size / 1e9:.2f} GB resident ({BOUNDS}), first in {test}"
         if default_run(config) and size > LIMIT_BYTES:
             line += ": FAILED; what a test holds on to, or needs by nature (then it is a slow test), is in its process's memory"
         terminalreporter.write_line(line)
