@@ -18,6 +18,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow  # compiles every program twice
 def test_a_program_is_compiled_once_for_each_width_of_prompts():
     trainer = Trainer(
         config(

@@ -32,6 +32,7 @@ def shared(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow  # three runs in processes of their own
 def test_a_run_stopped_by_sigterm_and_continued_by_another_process_is_the_run_that_was_not(shared, capfd, monkeypatch):
     run = shared / "stopped"
     arguments = ["--config", str(shared / "c.yaml"), "--run_dir", str(run)]

@@ -122,7 +122,7 @@ def config_of(folder: Path, source: Path | str, *overrides: str) -> Config:
 ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176"]
 EACH_KIND = [
     pytest.param("pgn", [], marks=pytest.mark.slow),
-    ("arbiter", ENVIRONMENT),
+    pytest.param("arbiter", ENVIRONMENT, marks=pytest.mark.slow),
     pytest.param("folder", ENVIRONMENT, marks=pytest.mark.slow),
 ]
 
