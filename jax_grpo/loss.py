@@ -88,7 +88,9 @@ class TokenTerms:
         length = self.mask_BS.shape[1]
 
         def rows(x: jax.Array) -> jax.Array:
-            return {0: lambda: x, 1: lambda: jnp.repeat(x, length), 2: lambda: x.reshape(-1, 1)}[jnp.ndim(x)]()
+            if jnp.ndim(x) == 0:
+                return x
+            return jnp.repeat(x, length) if x.ndim == 1 else x.reshape(-1, 1)
 
         return jax.tree.map(rows, self)
 

@@ -322,6 +322,12 @@ def test_chess_engine_plays_with_the_process(tmp_path):
     assert ready and compiled() == ready, "nothing is compiled after isready"
 
 
+def test_a_system_without_posix_modules_can_play():
+    """Windows (docs/play.md) has neither locks nor counts of a process's resources as POSIX has them; it does not train."""
+    without = "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None; "
+    subprocess.run([sys.executable, "-c", without + "import jax_grpo.uci"], env=ENVIRONMENT, check=True)
+
+
 def test_nothing_but_uci_reaches_stdout_whatever_a_library_prints():
     noise = "print('noise'); os.system('echo noise'); write('uciok'); os.write(1, b'noise')"
     script = f"import os; from jax_grpo.play.uci import _claim_stdout; write = _claim_stdout(); {noise}"

@@ -5,7 +5,6 @@ embedding is padded to the model's row multiple on the way in and cut to the voc
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.numpy import save_file
 
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.system.whole_files import written_whole
 
 PREFIX = "transformer."
 EMBEDDING = f"{PREFIX}wte.weight"
@@ -212,6 +212,6 @@ def save_hf(directory: str | Path, config: GPT2Config, params: nnx.State, tokeni
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)
-    temporary = folder / "model.safetensors.tmp"
-    save_file({name: np.ascontiguousarray(x) for name, x in to_hf(params, config).items()}, temporary, {"format": "pt"})
-    os.replace(temporary, folder / "model.safetensors")
+    tensors = {name: np.ascontiguousarray(x) for name, x in to_hf(params, config).items()}
+    with written_whole(folder / "model.safetensors") as working:
+        save_file(tensors, working, {"format": "pt"})

@@ -4,7 +4,6 @@ Knows nothing of what is in them, and imports little: worker processes wait for 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -50,6 +49,8 @@ def lock(path: Path) -> int:
         BlockingIOError: another process holds it.
         OSError: the file cannot be made, or locked.
     """
+    import fcntl  # not above: Windows has none, and plays (docs/play.md) though it does not train
+
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
