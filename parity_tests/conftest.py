@@ -1,5 +1,6 @@
 """Shared small models and configs. Everything runs on the CPU in float32 unless a test asks for more."""
 
+import functools
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -103,10 +104,15 @@ def training_batch(graphdef, params, seed: int = 0, noise: float = 0.3, dtype=jn
 
 def model_logp(graphdef, params, tokens: GroupedTokens | FlatTokens) -> np.ndarray:
     """log softmax at the targets, computed with the full logits."""
+    return np.asarray(_model_logp(graphdef, params, tokens))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _model_logp(graphdef, params, tokens):
     model = nnx.merge(graphdef, params)
     hidden, targets = tokens.predictions(model)
     logits = hidden @ model.wte.embedding[...][: TINY.vocab_size].T
-    return np.asarray(jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0])
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
 
 
 def relative_error(tree, reference) -> float:

@@ -31,9 +31,13 @@ def _jax_logits(folder, ids, mask, dtype=jnp.float32):
     graphdef = nnx.split(
         nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0), param_dtype=dtype, compute_dtype=dtype)), nnx.Param
     )[0]
-    model = nnx.merge(graphdef, params)
-    hidden = model(jnp.asarray(ids), jnp.asarray(mask))
-    return np.asarray(hidden @ model.wte.embedding[...].T)[..., : config.vocab_size]
+
+    @jax.jit
+    def logits(params, ids, mask):
+        model = nnx.merge(graphdef, params)
+        return model(ids, mask) @ model.wte.embedding[...].T
+
+    return np.asarray(logits(params, jnp.asarray(ids), jnp.asarray(mask)))[..., : config.vocab_size]
 
 
 def test_logits_equal_transformers_in_float64(tmp_path, x64):
@@ -75,7 +79,7 @@ def test_grouped_layout_equals_one_row_per_completion(x64, remat):
     def flat(params):
         return jnp.sum(tokens.flat().predictions(nnx.merge(graphdef, params))[0][:, -6:] * weights)
 
-    (a, grads_a), (b, grads_b) = jax.value_and_grad(grouped)(params), jax.value_and_grad(flat)(params)
+    (a, grads_a), (b, grads_b) = (jax.jit(jax.value_and_grad(loss))(params) for loss in (grouped, flat))
     error = relative_error(grads_a, grads_b)
     print(f"value {float(abs(a - b)):.1e}, gradients {error:.1e} (tolerance 1e-12)")
     assert abs(a - b) < 1e-10 and error < 1e-12
@@ -85,16 +89,22 @@ def test_decode_with_the_shared_prompt_cache_equals_the_full_forward(x64):
     graphdef, params = tiny_model(jnp.float64)
     model = nnx.merge(graphdef, params)
     tokens = grouped_tokens()
-    expected = model.grouped(*jax.tree.leaves(tokens))
-    _, prompts = model.prefill(tokens.prompt_ids_PT, tokens.prompt_mask_PT)
+    expected = nnx.jit(GPT2.grouped)(model, *jax.tree.leaves(tokens))
+    _, prompts = nnx.jit(GPT2.prefill)(model, tokens.prompt_ids_PT, tokens.prompt_mask_PT)
     chunks: list = []
     length_P = tokens.prompt_mask_PT.sum(-1)
     for step in range(5):
         if step % 2 == 0:  # a new chunk begins; those before it are full
             chunks.append(model.empty_chunk(4, 4, 2))
         position_PG = jnp.broadcast_to((length_P + step)[:, None], (4, 4))
-        hidden, chunks[-1] = model.decode(
-            tokens.completion_ids_PGC[..., step], position_PG, prompts, tokens.prompt_mask_PT, chunks, jnp.int32(step)
+        hidden, chunks[-1] = nnx.jit(GPT2.decode)(
+            model,
+            tokens.completion_ids_PGC[..., step],
+            position_PG,
+            prompts,
+            tokens.prompt_mask_PT,
+            chunks,
+            jnp.int32(step),
         )
         live = tokens.completion_mask_PGC[..., step].astype(bool)
         assert np.abs((hidden - expected[:, :, step + 1])[live]).max() < 1e-10
