@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from conftest import TINY, config
 from flax import nnx
-from worker import release
+from worker import make_room
 
 import torch_ref
 import torch_ref.batch
@@ -132,7 +132,7 @@ def crafted_batch(
 @functools.lru_cache(maxsize=1)
 def _drop_programs_of_other_shapes(*shape: object) -> None:
     """Hundreds of operations are compiled one by one for a shape, 0.7 GB, and few of them serve another shape or width."""
-    release()
+    make_room()
 
 
 def uncompiled(*shape: object) -> contextlib.AbstractContextManager:
@@ -155,7 +155,7 @@ def jax_step(
 ) -> Arrays:
     """`jax_grpo`'s optimiser step; by default `uncompiled`."""
     dtype = config.model.compute_dtype
-    how = contextlib.nullcontext() if compiled else uncompiled(dtype, architecture, config.update.parts)
+    how = contextlib.nullcontext() if compiled else uncompiled(dtype, config.update.parts)
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         policy = jax_policy(of, dtype, architecture)
         with how:

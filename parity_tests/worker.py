@@ -16,7 +16,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 AIM_BYTES = 2_000_000_000  # of a worker: two, and what they start, are to run in 8 GB
 LIMIT_BYTES = 3_000_000_000  # above which a default run fails: another machine's allocator and threads may take more
-AMPLE_BYTES = 1_200_000_000  # with more than this resident, a file ends with its programs dropped;
+AMPLE_BYTES = (
+    1_200_000_000  # with more than this resident, programs are dropped at a file's end, and for other shapes';
+)
 FULL_BYTES = 1_800_000_000  # with more than this, a test does too,
 GROWTH_BYTES = 200_000_000  # but only when so much has come since the last time: the next test makes its programs again
 BOUNDS = f"aim {AIM_BYTES / 1e9:.0f}, limit {LIMIT_BYTES / 1e9:.0f}"
@@ -51,6 +53,12 @@ def release() -> None:
     memory.trim()
 
 
+def make_room() -> None:
+    """Drops compiled programs where many are held."""
+    if memory.counts_pages() and memory.resident() > AMPLE_BYTES:
+        release()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def caches_end_with_their_file(request):
     """What a file's own caches hold keeps programs alive; the next file has few of them in common."""
@@ -58,8 +66,7 @@ def caches_end_with_their_file(request):
     for value in vars(request.module).values():
         if getattr(value, "__module__", None) == request.module.__name__ and hasattr(value, "cache_clear"):
             value.cache_clear()
-    if memory.counts_pages() and memory.resident() > AMPLE_BYTES:
-        release()
+    make_room()
 
 
 def compile_quickly(config) -> None:
