@@ -104,8 +104,7 @@ def _undoing(board: chess.Board, rng: random.Random) -> chess.Move:
     """Mostly takes the player's last move back: to repetition."""
     if len(board.move_stack) >= 2 and rng.random() < 0.9:
         last = board.move_stack[-2]
-        back = chess.Move(last.to_square, last.from_square)
-        if board.is_legal(back):
+        if board.is_legal(back := chess.Move(last.to_square, last.from_square)):
             return back
     return _uniform(board, rng)
 

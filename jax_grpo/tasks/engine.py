@@ -30,14 +30,11 @@ class EngineError(RuntimeError):
 
 
 class Analysis(NamedTuple):
-    """Best moves in UCI, best first, their evaluations in pawns from the side to move, and the first of these.
+    """What an engine says of a position; of a finished game there is only the `score`."""
 
-    In a finished game there are neither moves nor evaluations, and `score` is the result.
-    """
-
-    moves: tuple[str, ...]
-    evaluations: tuple[float, ...]
-    score: float
+    moves: tuple[str, ...]  # in UCI, best first
+    evaluations: tuple[float, ...]  # theirs, in pawns from the side to move
+    score: float  # the first of these, or the game's result
 
 
 def pawns(score: chess.engine.PovScore) -> float:
@@ -82,10 +79,7 @@ def search(engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int,
 
 
 class EnginePool:
-    """Analyses positions in parallel. Use as a context manager, or `close()`.
-
-    EngineError: there is no executable, it does not speak UCI, or the cache is not a usable SQLite file.
-    """
+    """Analyses positions in parallel. A context manager, or `close()` it. EngineError: no executable, no UCI, no usable cache."""
 
     def __init__(self, config: EngineConfig):
         self._config = config

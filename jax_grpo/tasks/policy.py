@@ -114,10 +114,12 @@ class PolicyTask(Task):
         legal = legal_moves(position.fen)
         labels = dict(zip(position.moves, position.evaluations, strict=True))
         first = set(position.moves[:CANDIDATES])  # a file, or task.engine.multipv, may have more
+        worst_wanted = self._best_for_black == "last" and " b " in position.fen
+        best = position.moves[:CANDIDATES][-1:] if worst_wanted else position.moves[:1]
         row = {
             "malformed": float(not answer.structured or not UCI.fullmatch(answer.best)),
             "legal": float(answer.best in legal),
-            "best_move": float(answer.best == self._best(position)),
+            "best_move": float(answer.best in best),
         }
         if pawns is not None and answer.best in legal and position.evaluations:
             top = win_probability(max(position.evaluations))
@@ -144,19 +146,13 @@ class PolicyTask(Task):
             "evaluation": 1 - sum(errors) / len(errors) if errors else 0.0,
         }
 
-    def _best(self, position: Position) -> str | None:
-        if not position.moves:
-            return None
-        worst_wanted = self._best_for_black == "last" and " b " in position.fen
-        return position.moves[:CANDIDATES][-1] if worst_wanted else position.moves[0]
-
 
 def labelled(positions: Sequence[Position], engine: EnginePool | None) -> list[Position]:
     """The positions; those without labels get the engine's, when there is one."""
     if engine is None:
         return list(positions)
-    labels = engine.by_fen(p.fen for p in positions if not p.moves)
-    labels = {fen: {"moves": analysis.moves, "evaluations": analysis.evaluations} for fen, analysis in labels.items()}
+    analyses = engine.by_fen(p.fen for p in positions if not p.moves)
+    labels = {fen: {"moves": analysis.moves, "evaluations": analysis.evaluations} for fen, analysis in analyses.items()}
     return [p if p.moves else dataclasses.replace(p, **labels[p.fen]) for p in positions]
 
 

@@ -23,14 +23,12 @@ class TokenBytes(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StopRule:
-    """A byte automaton. `includes_last_SB`: whether the byte that leads from a state to `accept` belongs to the text.
-
-    A promotion letter does; the space that shows that there is none does not.
-    """
+    """A byte automaton."""
 
     transitions_SB: np.ndarray  # int32 [S, 256]
     accept: int  # the state that ends a completion; absorbing
-    includes_last_SB: np.ndarray  # bool [S, 256]
+    # bool [S, 256]: whether the byte that leads to `accept` belongs to the text. A promotion letter does, a space does not.
+    includes_last_SB: np.ndarray
 
     def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
         """int32 [S, V]: the state after reading a token's bytes; end-of-text accepts from anywhere."""
