@@ -24,7 +24,7 @@ from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory
 from jax_grpo.memory.fit import choose_micro_batches
 from jax_grpo.model.flops import ImpossibleRate
 from jax_grpo.model.weights import save_hf
-from jax_grpo.positions.heldout import Heldout, heldout_positions, told
+from jax_grpo.positions.dataset import Heldout, heldout_positions, told
 from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog

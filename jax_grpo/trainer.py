@@ -20,8 +20,8 @@ from jax_grpo.memory.advice import explain_out_of_memory
 from jax_grpo.model import flops
 from jax_grpo.model.named import Policy, load_policy
 from jax_grpo.objective import beyond_guardrail
+from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.dataset import PromptDataset, load_positions, sampling_numbers
-from jax_grpo.positions.remembered import Remembered
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
 from jax_grpo.report.samples import distinct_share
 from jax_grpo.rollout.generate import Rollout, decode_completions, encode_fitting, encode_prompts

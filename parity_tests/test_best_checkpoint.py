@@ -17,7 +17,7 @@ from short_runs import TIMES
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.model.named import load_checkpoint
-from jax_grpo.positions.heldout import heldout_positions
+from jax_grpo.positions.dataset import heldout_positions
 from jax_grpo.report.log import MetricsLog
 from jax_grpo.report.records import read_records
 from jax_grpo.run import files

@@ -21,12 +21,17 @@ from jax_grpo.config.sections import PromptsConfig, TaskConfig
 from jax_grpo.data import arbiter, selfplay
 from jax_grpo.data.__main__ import main
 from jax_grpo.data.arbiter import SCHEMA, Options, game_rows, illegal_move, seeded_game
-from jax_grpo.data.black_labels import count, read_rows
+from jax_grpo.data.black_labels import count
 from jax_grpo.data.files import read_stream
 from jax_grpo.data.shards import Source, write_shards
 from jax_grpo.positions.dataset import load_positions, read_packaged
-from jax_grpo.positions.files import PositionFileError, read_positions
-from jax_grpo.positions.rookworld import EnvironmentRow, format_environment_row, parse_environment_row
+from jax_grpo.positions.files import PositionFileError, read_positions, text_rows
+from jax_grpo.positions.rookworld import (
+    EnvironmentRow,
+    format_environment_row,
+    parse_environment_row,
+    parse_policy_row,
+)
 from jax_grpo.tasks.environment import EnvironmentTask, draw_move, next_state
 from jax_grpo.tasks.policy import PolicyTask
 
@@ -505,7 +510,7 @@ def test_labels_are_counted_by_colour(tmp_path):
     ]
     (tmp_path / "r.txt").write_text("\n".join(lines))
     names = ("rows", "evaluations differ", "B: is the highest", "B: is the lowest")
-    table = count(read_rows(tmp_path / "r.txt"))
+    table = count(list(text_rows(tmp_path / "r.txt", parse_policy_row, without=("A:",))))
     assert [table["White"][name] for name in names] == [2, 1, 1, 0]
     assert [table["Black"][name] for name in names] == [2, 2, 1, 1]
     (tmp_path / "r.txt").write_bytes(b"\xff\n")

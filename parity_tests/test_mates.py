@@ -10,7 +10,7 @@ import chess.engine
 import pytest
 from conftest import PATIENCE_S
 
-from jax_grpo.data.mates import make_suite, mating_moves
+from jax_grpo.data.selfplay import mate_suite, mating_moves
 from jax_grpo.evaluate.mates import PACKAGED_MATES, read_mates
 from jax_grpo.positions.dataset import read_packaged
 
@@ -58,7 +58,7 @@ def test_the_record_is_of_the_file_that_is_packaged():
 @pytest.mark.slow
 def test_the_suite_is_a_function_of_its_seed():
     def first(count, processes, seed=1, apart=()):
-        return list(make_suite(str(ENGINE), count=count, seed=seed, nodes=200, processes=processes, apart=set(apart)))
+        return list(mate_suite(str(ENGINE), count=count, seed=seed, nodes=200, processes=processes, apart=set(apart)))
 
     made = first(4, 2)
     without = first(4, 1, apart=[chess.Board(made[0]["fen"]).epd()])

@@ -25,7 +25,7 @@ from jax_grpo.memory.fit import bytes_of, largest
 from jax_grpo.memory.measured import fresh
 from jax_grpo.memory.parts import bytes_by_part
 from jax_grpo.memory.programs import run_of
-from jax_grpo.positions.heldout import heldout_positions
+from jax_grpo.positions.dataset import heldout_positions
 from jax_grpo.system.devices import UnknownTarget
 from jax_grpo.train import make_evaluator
 from jax_grpo.trainer import Trainer

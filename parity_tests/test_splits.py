@@ -26,9 +26,8 @@ from jax_grpo.data.__main__ import main as make_set
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions import files as position_files
 from jax_grpo.positions.checked_files import PACKAGED, checked_table, file_hash, shipped
-from jax_grpo.positions.dataset import load_positions, read_packaged, selfplay_positions
+from jax_grpo.positions.dataset import heldout_positions, load_positions, read_packaged, selfplay_positions, told
 from jax_grpo.positions.files import PositionFileError, read_positions
-from jax_grpo.positions.heldout import heldout_positions, told
 from jax_grpo.positions.position import is_heldout, position_key
 from jax_grpo.positions.rookworld import EnvironmentRow, PolicyRow, format_environment_row, format_policy_row
 from jax_grpo.run import files
@@ -42,7 +41,7 @@ LABELLED = read_packaged("heldout")[:150]
 
 
 def key(position: Position) -> str:
-    return position_key(chess.Board(position.fen))
+    return position_key(position.fen)
 
 
 def keys(positions) -> set[str]:

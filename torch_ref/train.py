@@ -20,8 +20,7 @@ from torch import Tensor
 from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.config.files import weights_directory
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.positions.dataset import PromptDataset, load_positions
-from jax_grpo.positions.heldout import heldout_positions, told
+from jax_grpo.positions.dataset import PromptDataset, heldout_positions, load_positions, told
 from jax_grpo.report.console import Console
 from jax_grpo.report.log import MetricsLog
 from jax_grpo.report.records import read_records

@@ -5,35 +5,37 @@ The command that made the packaged positions, `python -m jax_grpo.data --out pos
 
 import argparse
 import contextlib
+import functools
+import itertools
 import json
 import os
+import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import chess
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
 from jax_grpo.config.sections import EngineConfig
-from jax_grpo.data import arbiter, black_labels, files, mates, selfplay
+from jax_grpo.data import arbiter, black_labels, files, selfplay
 from jax_grpo.data.shards import SPLITS, Source, write_shards
 from jax_grpo.positions import sets
-from jax_grpo.positions.checked_files import PACKAGED
-from jax_grpo.positions.endings import ENDINGS
-from jax_grpo.positions.files import PositionFileError, read_positions
-from jax_grpo.positions.position import FILE_SHARE, SHARES, is_heldout, position_key
+from jax_grpo.positions.checked_files import packaged_table
+from jax_grpo.positions.files import PositionFileError, text_rows
+from jax_grpo.positions.position import ENDINGS, FILE_SHARE, SHARES, is_heldout, position_key
+from jax_grpo.positions.rookworld import parse_policy_row
 from jax_grpo.positions.sets import DataError
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.system.whole_files import file_hash, lock
 from jax_grpo.tasks.engine import EngineError, EnginePool, engine_name, find_engine
 
-LOCK = "writer.lock"
 REPORT_S = 10  # seconds between lines of progress where there is no terminal
+Split = Callable[[str], str]  # of a row's key
 
 
 @contextlib.contextmanager
@@ -43,7 +45,7 @@ def _only_writer(out: Path) -> Iterator[None]:
         raise DataError(f"--out {out} is a file; expected a folder, new or of the same set")
     out.mkdir(parents=True, exist_ok=True)
     try:
-        handle = lock(out / LOCK)
+        handle = lock(out / "writer.lock")
     except BlockingIOError as error:
         raise DataError(f"another process is writing --out {out}; wait for it, or give another") from error
     try:
@@ -53,11 +55,7 @@ def _only_writer(out: Path) -> Iterator[None]:
 
 
 def _make(
-    args: argparse.Namespace,
-    source: Source,
-    split_of: Callable[[str], str],
-    wanted: Mapping[str, int | None],
-    command: Sequence[str],
+    args: argparse.Namespace, source: Source, split_of: Split, wanted: Mapping[str, int | None], command: str
 ) -> None:
     """Writes a source's rows into `args.out`, shows progress, and completes the record."""
     settings = {**source.settings, **{f"wanted_{k}": v for k, v in wanted.items()}, "shard_rows": args.shard_rows}
@@ -69,24 +67,22 @@ def _make(
         if record["finished"]:
             print(f"{args.out} is finished: {record['rows']}")
             return
-        rows = _write(args, source, split_of, wanted)
-        counts: dict[str, Any] = {"rows": rows}
+        counts: dict[str, Any] = {"rows": _write(args, source, split_of, wanted)}
         if "kind" in source.schema.names:
             kinds = (pq.read_table(path, columns=["kind"])["kind"].to_pylist() for path in args.out.glob("*.parquet"))
-            counts["kinds"] = dict(sorted(Counter(kind for part in kinds for kind in part).items()))
-        sets.finish(args.out, record, counts)
+            counts["kinds"] = dict(sorted(Counter(itertools.chain.from_iterable(kinds)).items()))
+        sets.write_record(args.out / sets.FILE, {**record, "finished": True, **counts})
     print(f"{args.out}: {json.dumps(counts)}; {time.time() - started:.0f} s of this start")
 
 
 def _write(
-    args: argparse.Namespace, source: Source, split_of: Callable[[str], str], wanted: Mapping[str, int | None]
+    args: argparse.Namespace, source: Source, split_of: Split, wanted: Mapping[str, int | None]
 ) -> dict[str, int]:
     """Rows by split, once they are written; a bar on a terminal, elsewhere a line now and then."""
     started, last_line = time.time(), 0.0
     already, rows = None, {}
-    bounds = [bound for bound in wanted.values() if bound is not None]
     with progress_bar() as bar:
-        task = bar.add_task("rows", total=sum(bounds) if len(bounds) == len(wanted) else None)
+        task = bar.add_task("rows", total=None if None in wanted.values() else sum(filter(None, wanted.values())))
         for progress in write_shards(args.out, source, split_of, wanted, args.shard_rows):
             rows, now = dict(progress.rows), time.time()
             done = sum(rows.values())
@@ -99,30 +95,27 @@ def _write(
     return rows
 
 
-def _selfplay(args: argparse.Namespace, command: Sequence[str]) -> None:
+def _split_of(key: str, heldout: int, count: int) -> str:
+    """Split of a key by its position alone: an arbiter row's goes on with its move, and one position has one split."""
+    return "heldout" if is_heldout(" ".join(key.split()[:4]), heldout, count) else "train"
+
+
+def _selfplay(args: argparse.Namespace, command: str) -> None:
     source = selfplay.source(find_engine(args.engine, "--engine"), args.seed, args.nodes, args.processes)
-
-    def split_of(key: str) -> str:
-        return "heldout" if is_heldout(key, args.heldout, args.count) else "train"
-
+    split_of = functools.partial(_split_of, heldout=args.heldout, count=args.count)
     _make(args, source, split_of, {"train": args.count, "heldout": args.heldout}, command)
 
 
-def _by_share(args: argparse.Namespace) -> tuple[Callable[[str], str], dict[str, int | None]]:
+def _by_share(args: argparse.Namespace) -> tuple[Split, dict[str, int | None]]:
     """Split by a hash of the position, and the bounds of both splits."""
-    parts = round(args.heldout_share * SHARES)
+    heldout = round(args.heldout_share * SHARES)
     bound: dict[str, int | None] = dict.fromkeys(SPLITS)
     if args.count is not None:
-        held = round(args.count * args.heldout_share)
-        bound = {"heldout": held, "train": args.count - held}
-    elif parts == 0:
+        bound["heldout"] = round(args.count * args.heldout_share)
+        bound["train"] = args.count - bound["heldout"]
+    elif heldout == 0:
         bound["heldout"] = 0
-
-    def split_of(key: str) -> str:
-        position = " ".join(key.split()[:4])  # an arbiter row's key goes on with its move: one position, one split
-        return "heldout" if is_heldout(position, parts, SHARES - parts) else "train"
-
-    return split_of, bound
+    return functools.partial(_split_of, heldout=heldout, count=SHARES - heldout), bound
 
 
 def _pool(args: argparse.Namespace) -> contextlib.AbstractContextManager[EnginePool | None]:
@@ -133,40 +126,38 @@ def _pool(args: argparse.Namespace) -> contextlib.AbstractContextManager[EngineP
     return EnginePool(EngineConfig(path=args.engine, nodes=args.nodes, processes=args.processes))
 
 
-def _label(args: argparse.Namespace, command: Sequence[str]) -> None:
+def _label(args: argparse.Namespace, command: str) -> None:
     with _pool(args) as pool:
         _make(args, files.source(args.file, pool, args.nodes), *_by_share(args), command)
 
 
-def _arbiter(args: argparse.Namespace, command: Sequence[str]) -> None:
+def _arbiter(args: argparse.Namespace, command: str) -> None:
     options = arbiter.Options(args.seed, args.draws, args.illegal, args.kept)
-    if args.file is None and args.count is None:
-        raise DataError("arbiter: give --count, or a file to take games from: seeded games have no end")
-    sources: dict[str | None, Callable[[], Source]] = {
-        None: lambda: arbiter.from_seeded_games(options, args.processes),
-        ".pgn": lambda: arbiter.from_pgn(args.file, options),
-        ".txt": lambda: arbiter.from_rookworld(args.file),
-    }
     ending = args.file and args.file.suffix.lower()
-    if ending not in sources:
+    if ending == ".pgn":
+        source = arbiter.from_pgn(args.file, options)
+    elif ending == ".txt":
+        source = arbiter.from_rookworld(args.file)
+    elif args.file:
         raise DataError(f"arbiter: {args.file}: ending {ending!r}; expected .pgn (games) or .txt (RookWorld's A: rows)")
-    _make(args, sources[ending](), *_by_share(args), command)
+    elif args.count is None:
+        raise DataError("arbiter: give --count, or a file to take games from: seeded games have no end")
+    else:
+        source = arbiter.from_seeded_games(options, args.processes)
+    _make(args, source, *_by_share(args), command)
 
 
-def _mates(args: argparse.Namespace, command: Sequence[str]) -> None:
+def _mates(args: argparse.Namespace, command: str) -> None:
     path = find_engine(args.engine, "--engine")
-    packaged = [position for split in SPLITS for position in read_positions(PACKAGED / f"{split}.parquet")]
-    apart = {position_key(chess.Board(position.fen)) for position in packaged}
+    apart = {position_key(position.fen) for split in SPLITS for position in packaged_table(split)}
     started = time.time()
-    suite = mates.make_suite(
-        path, count=args.count, seed=args.seed, nodes=args.nodes, processes=args.processes, apart=apart
-    )
+    suite = selfplay.mate_suite(path, args.count, args.seed, args.nodes, args.processes, apart)
     with progress_bar() as bar:
         rows = list(bar.track(suite, total=args.count, description="mates"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     record = {
-        "command": sets.command_line(command),
+        "command": command,
         "engine": engine_name(path),
         "positions": len(rows),
         "verified": "exactly one legal move mates (python-chess); in neither split of the packaged positions",
@@ -179,22 +170,22 @@ def _mates(args: argparse.Namespace, command: Sequence[str]) -> None:
     print(f"{args.out}: {len(rows)} positions, {record['seconds']} s; {record_path.name}")
 
 
-def _labels(args: argparse.Namespace, command: Sequence[str]) -> None:
-    rows = black_labels.read_rows(args.file)
+def _labels(args: argparse.Namespace, command: str) -> None:
+    rows = list(text_rows(args.file, parse_policy_row, without=("A:",)))
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(_table(f"{args.file.name}: labels", black_labels.count(rows)))
+
+    def show(title: str, counts: black_labels.Table) -> None:
+        table = Table("", *counts, title=title, title_justify="left")
+        for name in counts["White"]:
+            table.add_row(name, *(str(own[name]) for own in counts.values()))
+        console.print(table)
+
+    show(f"{args.file.name}: labels", black_labels.count(rows))
     with _pool(args) as pool, progress_bar() as bar:
         if pool is not None:
             task = bar.add_task("positions", total=len(rows))
             table = black_labels.reanalyse(rows, pool, lambda done: bar.update(task, completed=done))
-            console.print(_table(f"re-analysed: {pool.name}, {args.nodes} nodes", table))
-
-
-def _table(title: str, counts: black_labels.Table) -> Table:
-    table = Table("", *counts, title=title, title_justify="left")
-    for name in counts[black_labels.COLOURS[0]]:
-        table.add_row(name, *(str(counts[colour][name]) for colour in counts))
-    return table
+            show(f"re-analysed: {pool.name}, {args.nodes} nodes", table)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -263,7 +254,7 @@ def main(argv: list[str] | None = None) -> None:
         argv.insert(0, "selfplay")
     args = _parser().parse_args(argv)
     try:
-        args.run(args, argv)
+        args.run(args, shlex.join(["python", "-m", "jax_grpo.data", *argv]))
     except (DataError, PositionFileError, EngineError) as error:
         raise SystemExit(str(error)) from error
     except OSError as error:

@@ -13,48 +13,32 @@ from typing import NamedTuple
 import chess
 import pyarrow as pa
 
-from jax_grpo.data.mates import mating_moves
-from jax_grpo.data.selfplay import in_processes
+from jax_grpo.data.selfplay import game_batches, mating_moves
 from jax_grpo.data.shards import Source, of_file, row_position
-from jax_grpo.positions.endings import ending
-from jax_grpo.positions.files import numbered_lines, parsed, read_games
-from jax_grpo.positions.position import recent_moves
+from jax_grpo.positions.files import read_games, text_rows
+from jax_grpo.positions.position import ending, recent_moves
 from jax_grpo.positions.random_play import sparse_start
 from jax_grpo.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, parse_environment_row
+from jax_grpo.positions.table import MOVES
 from jax_grpo.tasks.environment import draw_move
 
 GAMES_A_BATCH = 16
 LINES_A_BATCH = 256
 MAX_PLIES = 300
 SCHEMA = pa.schema(
-    [
-        ("fen", pa.string()),
-        ("history", pa.list_(pa.string())),
-        ("move", pa.string()),
-        ("next_fen", pa.string()),
-        ("reward", pa.float64()),
-        ("terminated", pa.bool_()),
-        ("truncated", pa.bool_()),
-        ("kind", pa.string()),
-    ]
+    {"fen": pa.string(), "history": MOVES, "move": pa.string(), "next_fen": pa.string(), "reward": pa.float64()}
+    | {"terminated": pa.bool_(), "truncated": pa.bool_(), "kind": pa.string()}
 )
 REWARDS = {"ordinary": ORDINARY, "checkmate": CHECKMATE, "illegal": ILLEGAL}  # every other kind is a draw
 
 
 class Options(NamedTuple):
-    """What decides the rows of games.
+    """What decides the rows of games."""
 
-    Attributes:
-        seed: of everything random.
-        draws: a key of `ENDINGS`.
-        illegal: share of rows whose move is illegal.
-        kept: share of ordinary moves that become rows; the move that ends a game always does.
-    """
-
-    seed: int
-    draws: str
-    illegal: float
-    kept: float
+    seed: int  # of everything random
+    draws: str  # a key of `ENDINGS`
+    illegal: float  # share of rows whose move is illegal
+    kept: float  # share of ordinary moves that become rows; the move that ends a game always does
 
 
 def row_key(row: dict) -> str:
@@ -62,13 +46,11 @@ def row_key(row: dict) -> str:
     return f"{row_position(row)} {row['move']} {row['kind']}"
 
 
-def game_rows(start: chess.Board, moves: Iterator[chess.Move], options: Options, rng: random.Random) -> list[dict]:
-    """Rows of one game, up to its first ending; `moves` may look at `start`, which is played on."""
+def game_rows(board: chess.Board, moves: Iterator[chess.Move], options: Options, rng: random.Random) -> list[dict]:
+    """Rows of one game, up to its first ending; `moves` may look at the board, which is played on."""
     rows = []
-    board = start
     while ending(board, options.draws) is None and len(board.move_stack) < MAX_PLIES:
-        move = next(moves, None)
-        if move is None:
+        if (move := next(moves, None)) is None:
             break
         before, history = board.copy(stack=False), recent_moves(board)
         board.push(move)
@@ -122,14 +104,9 @@ def _undoing(board: chess.Board, rng: random.Random) -> chess.Move:
     """Mostly takes the player's last move back: to repetition."""
     if len(board.move_stack) >= 2 and rng.random() < 0.9:
         last = board.move_stack[-2]
-        back = chess.Move(last.to_square, last.from_square)
-        if board.is_legal(back):
+        if board.is_legal(back := chess.Move(last.to_square, last.from_square)):
             return back
     return _uniform(board, rng)
-
-
-def _full_board(rng: random.Random) -> chess.Board:
-    return chess.Board()
 
 
 def _late_clock(rng: random.Random) -> chess.Board:
@@ -140,10 +117,10 @@ def _late_clock(rng: random.Random) -> chess.Board:
     return board
 
 
-STYLES = (  # (first position, player), drawn alike
-    (_full_board, _uniform),
-    (_full_board, _mating),
-    (_full_board, _undoing),
+STYLES = (  # (first position, None: the usual one; player), drawn alike
+    (None, _uniform),
+    (None, _mating),
+    (None, _undoing),
     (sparse_start, _mating),
     (sparse_start, _uniform),
     (sparse_start, _undoing),
@@ -155,23 +132,14 @@ def seeded_game(game: int, options: Options) -> list[dict]:
     """Rows of one game; a function of its arguments."""
     rng = random.Random(f"{options.seed}/{game}")
     start, player = rng.choice(STYLES)
-    board = start(rng)
-
-    def moves() -> Iterator[chess.Move]:
-        while any(board.legal_moves):
-            yield player(board, rng)
-
-    return game_rows(board, moves(), options, rng)
-
-
-def _seeded_games(options: Options, batch: int) -> list[dict]:
-    first = batch * GAMES_A_BATCH
-    return [row for game in range(first, first + GAMES_A_BATCH) for row in seeded_game(game, options)]
+    board = start(rng) if start else chess.Board()
+    return game_rows(board, iter(lambda: player(board, rng), None), options, rng)  # endless: no legal move is an ending
 
 
 def from_seeded_games(options: Options, processes: int) -> Source:
     """Rows of seeded play, without end."""
-    batches = functools.partial(in_processes, functools.partial(_seeded_games, options), processes)
+    play = functools.partial(seeded_game, options=options)
+    batches = functools.partial(game_batches, play, GAMES_A_BATCH, processes, None)
     return Source(SCHEMA, {"source": "seeded games", **options._asdict()}, batches, row_key)
 
 
@@ -189,17 +157,11 @@ def from_pgn(path: Path, options: Options) -> Source:
 
 
 def from_rookworld(path: Path) -> Source:
-    """Published `A:` rows as they stand; `P:` rows between them are left out.
-
-    Raises:
-        PositionFileError: a row that is neither, or bad; its line is named.
-    """
+    """Published `A:` rows as they stand; `P:` rows between them are left out, any other is refused with its line."""
 
     def rows() -> Iterator[dict]:
-        lines = ((where, line) for where, line in numbered_lines(path) if not line.lstrip().startswith("P:"))
-        for row in parsed(lines, parse_environment_row):
+        for row in text_rows(path, parse_environment_row, without=("P:",)):
             kind = "illegal" if row.truncated else "terminated" if row.terminated else "ordinary"
-            values = {name: value for name, value in row._asdict().items() if name in SCHEMA.names}
-            yield values | {"history": list(row.before), "kind": kind}
+            yield row._asdict() | {"history": list(row.before), "kind": kind}
 
     return of_file(path, SCHEMA, {}, rows, LINES_A_BATCH, list, row_key)

@@ -4,12 +4,8 @@
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import chess
-
-from jax_grpo.positions.files import numbered_lines, parsed
-from jax_grpo.positions.rookworld import PolicyRow, parse_policy_row
+from jax_grpo.positions.rookworld import PolicyRow
 from jax_grpo.positions.table import batched
 from jax_grpo.tasks.engine import EnginePool
 
@@ -18,16 +14,6 @@ CLEAR = 0.5  # pawns: below it the sign of an evaluation says little
 ROWS_AT_ONCE = 16  # analysed before the next report
 
 Table = dict[str, dict[str, int]]  # colour -> what -> rows
-
-
-def read_rows(path: Path) -> list[PolicyRow]:
-    """Policy rows of a text file; `A:` rows between them are left out.
-
-    Raises:
-        PositionFileError: names the file and line.
-    """
-    lines = ((where, line) for where, line in numbered_lines(path) if not line.lstrip().startswith("A:"))
-    return list(parsed(lines, parse_policy_row))
 
 
 def count(rows: Sequence[PolicyRow]) -> Table:
@@ -49,10 +35,7 @@ def count(rows: Sequence[PolicyRow]) -> Table:
 def reanalyse(rows: Sequence[PolicyRow], pool: EnginePool, report: Callable[[int], None]) -> Table:
     """By colour: how often the engine agrees with `B:`, and whose side the published evaluations take.
 
-    Args:
-        rows: published rows.
-        pool: with as many lines as a row has moves.
-        report: called with the number of rows done.
+    The pool has as many lines as a row has moves; `report` is called with the number of rows done.
     """
     facts = []
     for batch in batched(rows, ROWS_AT_ONCE):
@@ -75,10 +58,9 @@ def reanalyse(rows: Sequence[PolicyRow], pool: EnginePool, report: Callable[[int
 
 
 def _tabulate(rows: Sequence[PolicyRow], facts: Sequence[dict[str, bool]]) -> Table:
-    names = list(facts[0]) if facts else []
-    table = {colour: dict.fromkeys(names, 0) for colour in COLOURS}
+    table = {colour: dict.fromkeys(facts[0] if facts else (), 0) for colour in COLOURS}
     for row, fact in zip(rows, facts, strict=True):
-        colour = COLOURS[0] if chess.Board(row.fen).turn else COLOURS[1]
+        colour = "White" if " w " in row.fen else "Black"
         for name, holds in fact.items():
             table[colour][name] += holds
     return table

@@ -3,7 +3,6 @@
 Labels that a file brings are kept. Read as a stream, so that a file may be larger than memory. Knows nothing of models.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,11 +22,7 @@ PUZZLE_COLUMNS = ["PuzzleId", "FEN", "Moves"]
 
 
 def read_stream(path: Path) -> Iterator[Position]:
-    """Positions of a file one by one; of Lichess's puzzles, the position that the solver sees.
-
-    Raises:
-        PositionFileError: no such file, an unknown ending, or a bad row, which is named with its line.
-    """
+    """Positions of a file one by one, as `open_positions` gives them; of Lichess's puzzles, those that the solver sees."""
     if path.suffix.lower() == ".csv" and path.is_file():
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             if file.readline().strip().split(",")[:3] == PUZZLE_COLUMNS:
@@ -48,20 +43,11 @@ def _puzzle(row: dict[str, str]) -> Position:
 
 
 def source(path: Path, pool: EnginePool | None, nodes: int) -> Source:
-    """Rows of a file in its order.
-
-    Args:
-        path: the file.
-        pool: analyses positions without labels; None leaves them without.
-        nodes: the pool's limit, for the record.
-
-    Raises:
-        PositionFileError: see `read_stream`.
-    """
+    """Rows of `read_stream`; without a pool, whose limit is `nodes`, positions without labels stay so."""
     next(read_stream(path), None)  # refuses a name or first row before the file is hashed
+
+    def rows(positions: Sequence[Position]) -> list[dict]:
+        return [{name: getattr(position, name) for name in SCHEMA.names} for position in labelled(positions, pool)]
+
     settings = {"engine": pool.name, "nodes": nodes} if pool else {"engine": None}
-    return of_file(path, SCHEMA, settings, functools.partial(read_stream, path), BATCH, functools.partial(_rows, pool))
-
-
-def _rows(pool: EnginePool | None, positions: Sequence[Position]) -> list[dict]:
-    return [{name: getattr(position, name) for name in SCHEMA.names} for position in labelled(positions, pool)]
+    return of_file(path, SCHEMA, settings, lambda: read_stream(path), BATCH, rows)

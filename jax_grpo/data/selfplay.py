@@ -1,16 +1,17 @@
-"""Labelled positions from seeded self-play with Stockfish: the packaged positions, and what a user makes for themselves.
+"""Seeded games with Stockfish: the packaged positions and mate-in-one suite, and those that a user makes.
 
 Each game is a pure function of (seed, game number), so the result does not depend on the number of processes. Knows nothing
 of prompts, models or files.
 """
 
 import functools
+import itertools
 import multiprocessing
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import chess
@@ -18,25 +19,18 @@ import chess.engine
 import pyarrow as pa
 
 from jax_grpo.data.shards import Source, row_position
-from jax_grpo.positions.position import recent_moves
+from jax_grpo.positions.position import position_key, recent_moves
 from jax_grpo.positions.random_play import sparse_start
+from jax_grpo.positions.table import MOVES
 from jax_grpo.tasks.engine import engine_name, search, start_engine
 
 MAX_PLIES = 160
 GAMES_A_BATCH = 4
-
-SCHEMA = pa.schema(
-    [
-        ("fen", pa.string()),
-        ("history", pa.list_(pa.string())),
-        ("moves", pa.list_(pa.string())),
-        ("evaluations", pa.list_(pa.float32())),
-    ]
-)
-PlayGame = Callable[[chess.engine.SimpleEngine, int, int, int], list[dict]]  # (engine, seed, game, nodes) to rows
+MATE_GAMES_A_BATCH = 8
+SCHEMA = pa.schema({"fen": pa.string(), "history": MOVES, "moves": MOVES, "evaluations": pa.list_(pa.float32())})
 
 
-def play_game(engine: chess.engine.SimpleEngine, seed: int, game: int, nodes: int) -> list[dict]:
+def labelled_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: int) -> list[dict]:
     """Rows of one game: the engine's five best moves in every second position or so, best first.
 
     The players mix random and engine moves, so that positions range from sound to absurd.
@@ -59,45 +53,90 @@ def play_game(engine: chess.engine.SimpleEngine, seed: int, game: int, nodes: in
 
 
 def source(path: str, seed: int, nodes: int, processes: int) -> Source:
-    """Rows of self-play, without end.
-
-    Args:
-        path: Stockfish.
-        seed: of all games.
-        nodes: of a search.
-        processes: engines side by side.
-    """
+    """Rows of `labelled_game`, without end: Stockfish at `path`, `nodes` a search, `processes` engines side by side."""
     settings = {"source": "selfplay", "engine": engine_name(path), "nodes": nodes, "seed": seed}
-    batches = functools.partial(engine_games, play_game, path, seed, nodes, GAMES_A_BATCH, processes)
-    return Source(SCHEMA, settings, batches, row_position)
+    play = functools.partial(labelled_game, seed=seed, nodes=nodes)
+    return Source(SCHEMA, settings, functools.partial(game_batches, play, GAMES_A_BATCH, processes, path), row_position)
 
 
-def engine_games(
-    play: PlayGame, path: str, seed: int, nodes: int, games: int, processes: int, start: int = 0
+def mating_moves(board: chess.Board) -> list[str]:
+    """UCI of every legal move that mates, sorted."""
+    mates = []
+    for move in list(board.legal_moves):
+        if board.gives_check(move):
+            board.push(move)
+            if board.is_checkmate():
+                mates.append(move.uci())
+            board.pop()
+    return sorted(mates)
+
+
+def mate_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: int) -> list[dict]:
+    """A position with one mate, `fen` and `mate` (UCI), of a game between players that mix random moves and shallow searches.
+
+    One of a game at most: a mate that is missed stands on the board for several moves.
+    """
+    rng = random.Random(f"mates/{seed}/{game}")
+    board = sparse_start(rng) if rng.random() < 0.15 else chess.Board()
+    blunder = {chess.WHITE: rng.choice([0.15, 0.4, 0.8]), chess.BLACK: rng.choice([0.15, 0.4, 0.8])}
+    opening_plies = rng.randint(2, 10)
+    rows = []
+    while not board.is_game_over() and len(board.move_stack) < MAX_PLIES:
+        mates = mating_moves(board)
+        if len(mates) == 1:
+            rows.append({"fen": board.fen(), "mate": mates[0]})
+        legal = sorted(board.legal_moves, key=chess.Move.uci)
+        if len(board.move_stack) < opening_plies or rng.random() < blunder[board.turn]:
+            board.push(rng.choice(legal))
+        else:
+            played = engine.play(board, chess.engine.Limit(nodes=nodes), game=object()).move
+            board.push(played or rng.choice(legal))
+    return [random.Random(f"{seed}/{game}").choice(rows)] if rows else []
+
+
+def mate_suite(
+    path: str, count: int, seed: int, nodes: int, processes: int, apart: Container[str]
+) -> Iterator[dict[str, str]]:
+    """`count` rows of `mate_game`, half for each colour, of different positions, none with its `position_key` in `apart`."""
+    left = {"w": count // 2, "b": count // 2}
+    seen: set[str] = set()
+    play = functools.partial(mate_game, seed=seed, nodes=nodes)
+    batches = game_batches(play, MATE_GAMES_A_BATCH, processes, path, 0)
+    for row in itertools.chain.from_iterable(batches):
+        key = position_key(row["fen"])
+        side = key.split()[1]
+        if left[side] and key not in seen and key not in apart:
+            seen.add(key)
+            left[side] -= 1
+            yield row
+        if not any(left.values()):
+            return
+
+
+def game_batches(
+    play: Callable[..., list[dict]], games: int, processes: int, engine: str | None, start: int
 ) -> Generator[list[dict]]:
-    """Batches of the rows of `games` games each, from batch `start` on, in order and without end."""
-    return in_processes(functools.partial(_play_batch, play, path, seed, nodes, games), processes, start)
+    """Batches `start`, `start + 1`, ... without end, each the rows of `games` games, computed ahead by processes.
 
-
-def _play_batch(play: PlayGame, path: str, seed: int, nodes: int, games: int, batch: int) -> list[dict]:
-    with start_engine(path) as engine:
-        return [row for game in range(batch * games, (batch + 1) * games) for row in play(engine, seed, game, nodes)]
-
-
-def in_processes(rows: Callable[[int], list[dict]], processes: int, start: int) -> Generator[list[dict]]:
-    """`rows(n)` for batch n = start, start + 1, ... in order, computed ahead by a pool of processes."""
+    A game's rows are `play(game)`; with the path of an engine, `play(game, engine)`.
+    """
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the progress display's locks
-    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_leave_with_parent) as pool:
-        ahead = 2 * processes
-        pending = [pool.submit(rows, start + batch) for batch in range(ahead)]
-        try:
-            while True:
-                yield pending.pop(0).result()
-                pending.append(pool.submit(rows, start + ahead))
-                start += 1
-        finally:
-            for future in pending:
-                future.cancel()
+    pool = ProcessPoolExecutor(processes, mp_context=spawn, initializer=_leave_with_parent)
+    try:
+        pending = [pool.submit(_rows, play, games, engine, start + ahead) for ahead in range(2 * processes)]
+        for batch in itertools.count(start + len(pending)):
+            yield pending.pop(0).result()
+            pending.append(pool.submit(_rows, play, games, engine, batch))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _rows(play: Callable[..., list[dict]], games: int, path: str | None, batch: int) -> list[dict]:
+    numbers = range(batch * games, (batch + 1) * games)
+    if path is None:
+        return [row for game in numbers for row in play(game)]
+    with start_engine(path) as engine:
+        return [row for game in numbers for row in play(game, engine)]
 
 
 def _leave_with_parent() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import chess
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,24 +23,17 @@ Item = TypeVar("Item")
 
 
 class Source(NamedTuple):
-    """Where rows come from.
-
-    Attributes:
-        schema: of the rows.
-        settings: JSON values that decide the rows; a set is only continued with the same.
-        batches: from the number of the first batch wanted to the batches from there on, in order.
-        key: what makes two rows the same; the later one is dropped.
-    """
+    """Where rows come from."""
 
     schema: pa.Schema
-    settings: Mapping[str, object]
-    batches: Callable[[int], Generator[list[dict]]]
-    key: Callable[[dict], str]
+    settings: Mapping[str, object]  # JSON values that decide the rows; a set is only continued with the same
+    batches: Callable[[int], Generator[list[dict]]]  # from the number of the first one wanted to those from there on
+    key: Callable[[dict], str]  # what makes two rows the same; the later one is dropped
 
 
 def row_position(row: Mapping[str, Any]) -> str:
-    """What makes two rows' positions the same; counters do not count."""
-    return position_key(chess.Board(row["fen"]))
+    """The `position_key` of a row."""
+    return position_key(row["fen"])
 
 
 def of_file(
@@ -56,34 +48,26 @@ def of_file(
     """The rows of a file's items, `size` items a batch; `items` reads the file from its beginning."""
 
     def batches(start: int) -> Generator[list[dict]]:
-        for batch in batched(itertools.islice(items(), start * size, None), size):
-            yield rows(batch)
+        yield from map(rows, batched(itertools.islice(items(), start * size, None), size))
 
     return Source(schema, {"source": path.name, "sha256": file_hash(path), **settings}, batches, key)
 
 
 class Progress(NamedTuple):
-    """Rows by split so far, duplicates dropped (by this start), and whether the set is finished."""
+    """How far a set is."""
 
-    rows: Mapping[str, int]
-    duplicates: int
+    rows: Mapping[str, int]  # by split
+    duplicates: int  # dropped by this start
     finished: bool
 
 
 def write_shards(
     out: Path, source: Source, split_of: Callable[[str], str], wanted: Mapping[str, int | None], shard_rows: int
 ) -> Generator[Progress]:
-    """Reads the source until each split has what is wanted (None: without bound) or the source ends.
+    """Begins or continues the shards in `out`, until each split has the rows wanted (None: no bound) or the source ends.
 
-    Args:
-        out: folder of the shards, new or to be continued.
-        source: the rows.
-        split_of: split of a key.
-        wanted: rows by split.
-        shard_rows: a shard is written after the batch that reaches so many rows, so shards do not depend on interruptions.
-
-    Yields:
-        Where it stands, before the first batch and after every one.
+    A shard is written after the batch that reaches `shard_rows`, so shards do not depend on interruptions; `split_of` is of a
+    row's key. Yields where it stands, before the first batch and after every one.
 
     Raises:
         DataError: a shard there is damaged or of other columns.
@@ -112,7 +96,7 @@ def write_shards(
                 schema = source.schema.with_metadata({"next_batch": str(batch), "finished": str(int(finished))})
                 for split in SPLITS:
                     if split == "train" or pending[split]:
-                        with written_whole(shard_path(out, split, number), durable=True) as working:
+                        with written_whole(_shard(out, split, number), durable=True) as working:
                             table = pa.Table.from_pylist(pending[split], schema)
                             pq.write_table(table, working, compression="zstd", compression_level=19)
                 pending = {split: [] for split in SPLITS}
@@ -120,8 +104,7 @@ def write_shards(
             yield Progress(rows, duplicates, finished)
 
 
-def shard_path(out: Path, split: str, number: int) -> Path:
-    """`train-00000.parquet` in the folder."""
+def _shard(out: Path, split: str, number: int) -> Path:
     return out / f"{split}-{number:05d}.parquet"
 
 
@@ -134,14 +117,13 @@ def _restore(out: Path, source: Source, seen: set[int]) -> tuple[dict[str, int],
     number, batch, finished = 0, 0, False
     for leftover in out.glob(f"*{UNFINISHED}"):
         leftover.unlink()
-    while shard_path(out, "train", number).is_file():
-        paths = {split: shard_path(out, split, number) for split in SPLITS}
-        tables = {split: _read(path, source.schema) for split, path in paths.items() if path.is_file()}
-        for split, table in tables.items():
-            seen.update(digest(source.key(row)) for row in table.to_pylist())
-            rows[split] += table.num_rows
-        metadata = tables["train"].schema.metadata
-        batch, finished = int(metadata[b"next_batch"]), metadata[b"finished"] == b"1"
+    while _shard(out, "train", number).is_file():
+        for split in SPLITS:
+            if (path := _shard(out, split, number)).is_file():
+                table = _read(path, source.schema)
+                seen.update(digest(source.key(row)) for row in table.to_pylist())
+                rows[split] += table.num_rows
+                batch, finished = int(table.schema.metadata[b"next_batch"]), table.schema.metadata[b"finished"] == b"1"
         number += 1
     return rows, number, batch, finished
 

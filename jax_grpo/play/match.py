@@ -28,7 +28,7 @@ from jax_grpo.config.files import require_weights
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.evaluate.statistics import elo_estimate
 from jax_grpo.play.uci import FALLBACK, add_model_options
-from jax_grpo.positions.endings import ending
+from jax_grpo.positions.position import ending
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.tasks.engine import EngineError, find_engine
 
@@ -49,7 +49,7 @@ class Game(NamedTuple):
         board: final position with all moves, the opening's included.
         model_is_white: colour of the model.
         score: of the model: 1, 0.5 or 0.
-        ending: how it ended (`positions.endings.ENDINGS`), or `illegal move`.
+        ending: how it ended (`positions.position.ENDINGS`), or `illegal move`.
         fallbacks: by half-move number, what the model had written there instead of a legal move.
         model_moves: number of the model's moves.
         seconds: of the model's moves together.

@@ -1,4 +1,4 @@
-"""Positions to ask about, and their order: a pure function of (seed, step), so that a run can resume anywhere.
+"""Positions to train on, their order, a pure function of (seed, step), so that a run can resume anywhere, and held-out ones.
 
 Sources: the packaged positions, seeded self-play, a file (`positions.files`), or a data set's folder (`data`), each with a
 training and a held-out split. Knows nothing of prompts' texts or models.
@@ -10,9 +10,11 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from jax_grpo.config import Config
 from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.positions.checked_files import checked_table, packaged_table
 from jax_grpo.positions.files import PositionFileError
@@ -44,17 +46,10 @@ def selfplay_positions(games: int, seed: int, split: str = "train") -> list[Posi
 
 
 def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -> PositionTable:
-    """Positions of the config's source and split.
+    """Positions of the config's source and split, or a PositionFileError; `seed` is of self-play.
 
-    Args:
-        config: of the prompts.
-        seed: of self-play.
-        cache: `compilation_cache`, the folder where files that were checked once are found again; None: they are checked.
-
-    Raises:
-        PositionFileError: the file, its line, the value and what was expected.
+    What was checked once is found again in the folder `cache` (`compilation_cache`); with None all is checked.
     """
-    folder = None if cache is None else Path(cache).expanduser() / "positions"
     if config.source == "packaged":
         tables = [packaged_table(split) for split in ("train", "heldout") if config.split in (split, "all")]
         return joined(tables) if len(tables) > 1 else tables[0]
@@ -64,6 +59,7 @@ def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -
         content = hashlib.sha256("\n".join(position.fen for position in positions).encode()).hexdigest()
         return PositionTable(to_columns(positions, keyed=False), f"fens:{content}")
     path = Path(config.source)
+    folder = None if cache is None else Path(cache).expanduser() / "positions"
     if path.is_dir():
         return read_set(path, config.split, folder)
     return _of_file(checked_table(path, config.format, folder), path, config.split)
@@ -71,6 +67,8 @@ def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -
 
 def _of_file(table: PositionTable, path: Path, split: str) -> PositionTable:
     """The positions of a split, by the hash that data sets are split by."""
+    if not len(table):
+        raise PositionFileError(f"{path}: no positions in it")
     if split == "all":
         return table
     heldout = table.keys() % SHARES < round(FILE_SHARE * SHARES)
@@ -89,12 +87,8 @@ def _of_file(table: PositionTable, path: Path, split: str) -> PositionTable:
 def sampling_numbers(numbers: Sequence[int], size: int) -> list[int]:
     """What each prompt of one batch is sampled under: its number, and for each further time in the batch `size` more.
 
-    An epoch's end, or a batch larger than the data set, draws a position twice; under one number its completions would be the
-    same ones, and count twice.
-
-    Args:
-        numbers: of the prompts in their data set.
-        size: of the data set.
+    An epoch's end, or a batch larger than the data set of `size`, draws a position twice; under one number its completions
+    would be the same ones, and count twice.
     """
     before: Counter[int] = Counter()
     out = []
@@ -105,15 +99,7 @@ def sampling_numbers(numbers: Sequence[int], size: int) -> list[int]:
 
 
 class PromptDataset:
-    """Positions in a seeded order, epoch after epoch, each epoch its own permutation.
-
-    Args:
-        positions: at least one.
-        seed: of the order.
-
-    Raises:
-        PositionFileError: there are no positions.
-    """
+    """Positions in a seeded order, epoch after epoch, each epoch its own permutation; none is a PositionFileError."""
 
     def __init__(self, positions: Sequence[Position], seed: int):
         if not len(positions):
@@ -136,3 +122,42 @@ class PromptDataset:
             self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self.positions))
         number = int(self._order[within])
         return number, self.positions[number]
+
+
+class Heldout(NamedTuple):
+    """`positions` are asked, of `available`; `left_out` others of evaluation.source are among those the run trains on."""
+
+    positions: list[Position]
+    available: int
+    left_out: int = 0
+
+
+def heldout_positions(config: Config, training: PositionTable) -> Heldout | None:
+    """The first `evaluation.positions` that the run does not train on, or a PositionFileError; None when that is 0."""
+    count, source = config.evaluation.positions, config.evaluation.source
+    if count == 0:
+        return None
+    asked: dict[str, object] = {"split": "heldout"}
+    if source is not None:
+        file = source not in ("packaged", "selfplay") and not Path(source).is_dir()
+        asked = {"source": source, "format": "auto", "split": "all" if file else "heldout"}
+    table = load_positions(config.prompts.model_copy(update=asked), config.seed + 1, config.compilation_cache)
+    if source is None:
+        return Heldout(table[:count], len(table))
+    new = np.flatnonzero(~np.isin(table.keys(), training.keys()))
+    if not len(new):
+        raise PositionFileError(
+            f"evaluation.source {source!r}: the run trains on all of its {len(table)} positions, so none is held out; give "
+            "others, or set evaluation.positions to 0"
+        )
+    return Heldout([table[int(row)] for row in new[:count]], len(new), len(table) - len(new))
+
+
+def told(training: PositionTable, heldout: Heldout | None) -> str:
+    """One line for people: how many positions are trained on, held out and asked."""
+    line = f"{len(training)} positions to train on"
+    if heldout is None:
+        unused = f", {training.apart} held out and not asked" if training.apart else ""
+        return f"{line}{unused} (evaluation.positions is 0)"
+    left_out = f"; left out {heldout.left_out} of evaluation.source that the run trains on" if heldout.left_out else ""
+    return f"{line}, {heldout.available} held out, of which {len(heldout.positions)} are asked{left_out}"

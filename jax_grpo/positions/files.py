@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import (
     UCI,
-    EnvironmentRow,
     RowError,
     check_fen,
     check_legal,
@@ -30,6 +29,7 @@ from jax_grpo.positions.rookworld import (
     legal_uci,
     parse_environment_row,
     parse_policy_row,
+    state_text,
 )
 from jax_grpo.positions.table import ROWS_AT_ONCE
 
@@ -46,11 +46,7 @@ class PositionFileError(ValueError):
 
 
 def read_positions(path: str | Path, file_format: str = "auto") -> list[Position]:
-    """Positions of a file, in its order.
-
-    Raises:
-        PositionFileError: see the class; also for an unknown ending, a missing and an empty file.
-    """
+    """Positions of a file, in its order; an empty file is refused as `open_positions` refuses others."""
     positions = list(open_positions(Path(path), file_format)[1])
     if not positions:
         raise PositionFileError(f"{path}: no positions in it")
@@ -58,11 +54,7 @@ def read_positions(path: str | Path, file_format: str = "auto") -> list[Position
 
 
 def open_positions(path: Path, file_format: str = "auto") -> tuple[str, Iterator[Position]]:
-    """The format, a key of `READERS`, and the positions one by one, each checked when it is taken.
-
-    Raises:
-        PositionFileError: no such file, or an unknown ending; later the iterator's, see the class.
-    """
+    """The format, a key of `READERS`, and the positions one by one, each checked when it is taken; see PositionFileError."""
     if not path.is_file():
         raise PositionFileError(f"{path}: no such file; prompts.source is `packaged`, `selfplay` or a file")
     kind = FORMATS.get(path.suffix.lower()) if file_format == "auto" else file_format
@@ -74,11 +66,7 @@ def open_positions(path: Path, file_format: str = "auto") -> tuple[str, Iterator
 
 
 def parsed(rows: Iterable[tuple[str, Raw]], parse: Callable[[Raw], Parsed]) -> Iterator[Parsed]:
-    """Each of the (where, row) parsed.
-
-    Raises:
-        PositionFileError: a row's `RowError`, and where the row is.
-    """
+    """Each of the (where, row) parsed; a `RowError` becomes a PositionFileError that says where."""
     for where, row in rows:
         try:
             yield parse(row)
@@ -105,21 +93,15 @@ def _position(row: Mapping[str, Any]) -> Position:
         raise RowError(f"{len(moves)} moves but {len(evaluations)} evaluations; expected as many of each")
     best = row.get("best") or None
     check_legal(moves if best is None else (*moves, str(best)), board, fen)
-    if row.get("next_fen") is None:
-        return Position(fen, history, moves, evaluations, best)
-    outcome = _arbiter_row(row, board, fen, history)
-    return Position(fen, history, moves, evaluations, best, outcome.move, outcome.next_state)
+    move, next_state = (None, None) if row.get("next_fen") is None else _outcome(row, board, fen)
+    return Position(fen, history, moves, evaluations, best, move, next_state)
 
 
-def _arbiter_row(row: Mapping[str, Any], board: chess.Board, fen: str, history: tuple[str, ...]) -> EnvironmentRow:
-    """Outcome of a move; what the rules decide alone is checked, since a wrong answer would silently cap the reward.
-
-    Raises:
-        RowError: a value is missing, of another kind, or against the rules.
-    """
-    missing = [name for name in ARBITER_COLUMNS if row.get(name) is None]
-    if missing:
-        raise RowError(f"{missing[0]!r} is missing; an arbiter row has {', '.join(ARBITER_COLUMNS)}")
+def _outcome(row: Mapping[str, Any], board: chess.Board, fen: str) -> tuple[str, str]:
+    """An arbiter row's move and answer; what the rules decide is checked: a wrong answer would silently cap the reward."""
+    for name in ARBITER_COLUMNS:
+        if row.get(name) is None:
+            raise RowError(f"{name!r} is missing; an arbiter row has {', '.join(ARBITER_COLUMNS)}")
     move, next_fen = str(row["move"]), " ".join(str(row["next_fen"]).split())
     (reward,) = finite([row["reward"]], "reward", "number")
     terminated, truncated = (FLAGS.get(str(row[name])) for name in ("terminated", "truncated"))
@@ -136,7 +118,7 @@ def _arbiter_row(row: Mapping[str, Any], board: chess.Board, fen: str, history: 
         raise RowError(f"next_fen {next_fen!r} after {move} in {fen!r}; expected {expected!r}")
     if truncated == legal:
         raise RowError(f"truncated is {truncated} but {move} in {fen!r} is {'legal' if legal else 'illegal'}")
-    return EnvironmentRow(fen, move, (*history, move), next_fen, reward, terminated, truncated)
+    return move, state_text(next_fen, reward, terminated, truncated)
 
 
 @functools.lru_cache(maxsize=64)
@@ -182,11 +164,7 @@ def _json_position(line: str) -> Position:
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, row) of a CSV file with a header; a field that a short row lacks is left out.
-
-    Raises:
-        PositionFileError: the file is not CSV, or a row has more fields than the header.
-    """
+    """(where, row) of a CSV file with a header; a field that a short row lacks is left out, one too many is refused."""
     reader = csv.DictReader(text_lines(path))
     try:
         for row in reader:
@@ -213,11 +191,7 @@ class _QuietBuilder(chess.pgn.GameBuilder):
 
 
 def read_games(path: Path) -> Iterator[tuple[chess.Board, list[chess.Move]]]:
-    """(first position, moves of the main line) of every game of a PGN file.
-
-    Raises:
-        PositionFileError: names the game and what is wrong with it.
-    """
+    """(first position, moves of the main line) of every game of a PGN file; a bad game is named in a PositionFileError."""
     return parsed(_pgn_games(path), _main_line)
 
 
@@ -266,17 +240,21 @@ def text_lines(path: Path) -> Iterator[str]:
         raise PositionFileError(f"{path}: not UTF-8 text ({error})") from error
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """(where, text) of the lines that are not blank."""
-    for number, line in enumerate(text_lines(path), start=1):
-        if line.strip():
-            yield f"{path}:{number}", line.rstrip("\r\n")
+def text_rows(path: Path, parse: Callable[[str], Parsed], without: tuple[str, ...] = ()) -> Iterator[Parsed]:
+    """What each line of a text file says, blank ones and those that begin with one of `without` left out."""
+
+    def rows() -> Iterator[tuple[str, str]]:
+        for number, line in enumerate(text_lines(path), start=1):
+            if line.strip() and not line.lstrip().startswith(without):
+                yield f"{path}:{number}", line.rstrip("\r\n")
+
+    return parsed(rows(), parse)
 
 
 READERS: dict[str, Callable[[Path], Iterator[Position]]] = {
     "parquet": lambda path: parsed(_parquet_rows(path), _position),
-    "jsonl": lambda path: parsed(numbered_lines(path), _json_position),
+    "jsonl": lambda path: text_rows(path, _json_position),
     "csv": lambda path: parsed(csv_rows(path), _position),
     "pgn": _read_pgn,
-    "rookworld": lambda path: parsed(numbered_lines(path), _rookworld_position),
+    "rookworld": lambda path: text_rows(path, _rookworld_position),
 }

@@ -1,4 +1,4 @@
-"""A chess position: what is known about it, what makes two the same, and which split it is in.
+"""A chess position: what is known about it, what makes two the same, which split it is in, and whether a game has ended there.
 
 The split is a hash of the position itself, so no position is ever in two, whatever file it stands in: data sets and files are
 split alike. Knows no files.
@@ -7,6 +7,7 @@ split alike. Knows no files.
 import dataclasses
 import hashlib
 import sys
+from collections.abc import Callable
 
 import chess
 
@@ -18,25 +19,17 @@ FILE_SHARE = 0.1  # of a file's positions, held out; the default share of a data
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Position:
-    """A chess position and what is known about it.
+    """A chess position and what is known about it."""
 
-    Attributes:
-        fen: Forsyth-Edwards notation, six fields.
-        history: up to `HISTORY` UCI moves that led here, oldest first.
-        moves: the engine's best moves, best first; empty where unlabelled.
-        evaluations: in pawns from the side to move, aligned with `moves`; see `MATE_PAWNS`.
-        best: the move a published row calls best, where it differs from `moves[0]` on purpose.
-        move: the move whose outcome the environment task asks for; None: one is drawn.
-        next_state: the answer to that, `<new FEN>+<reward>+<terminated>+<truncated>`; given exactly with `move`.
-    """
-
-    fen: str
-    history: tuple[str, ...] = ()
-    moves: tuple[str, ...] = ()
-    evaluations: tuple[float, ...] = ()
-    best: str | None = None
-    move: str | None = None
-    next_state: str | None = None
+    fen: str  # Forsyth-Edwards notation, six fields
+    history: tuple[str, ...] = ()  # up to `HISTORY` UCI moves that led here, oldest first
+    moves: tuple[str, ...] = ()  # the engine's best moves, best first; empty where unlabelled
+    evaluations: tuple[float, ...] = ()  # in pawns from the side to move, aligned with `moves`; see `MATE_PAWNS`
+    best: str | None = None  # the move a published row calls best, where it differs from `moves[0]` on purpose
+    move: str | None = None  # the move whose outcome the environment task asks for; None: one is drawn
+    next_state: str | None = (
+        None  # the answer to that, `<new FEN>+<reward>+<terminated>+<truncated>`; given with `move`
+    )
 
     def __post_init__(self) -> None:
         # Some 1,900 moves can be written: one string for each, not fifteen for every position of a data set.
@@ -54,9 +47,9 @@ def recent_moves(board: chess.Board) -> tuple[str, ...]:
     return tuple(move.uci() for move in board.move_stack[-HISTORY:])
 
 
-def position_key(board: chess.Board) -> str:
-    """Board, side to move, castling rights and en passant square: what makes two positions the same."""
-    return board.epd()
+def position_key(fen: str) -> str:
+    """Board, side to move, castling rights and en passant square (if it can be taken on): what makes two positions the same."""
+    return chess.Board(fen).epd()
 
 
 def digest(key: str) -> int:
@@ -67,3 +60,23 @@ def digest(key: str) -> int:
 def is_heldout(key: str, heldout: int, count: int) -> bool:
     """Whether the position belongs to the held-out split, which is `heldout` parts beside `count` parts of training."""
     return digest(key) % (count + heldout) < heldout
+
+
+# What ends a game, in the order asked. `claimed`: a player claims a draw as soon as the rules let them, as in most play;
+# `automatic`: only what ends a game without a claim, which is what the environment task's own prompts mean.
+_DECIDED: dict[str, Callable[[chess.Board], bool]] = {
+    "checkmate": chess.Board.is_checkmate,
+    "stalemate": chess.Board.is_stalemate,
+    "insufficient_material": chess.Board.is_insufficient_material,
+}
+ENDINGS = {
+    "claimed": _DECIDED
+    | {"fifty_moves": chess.Board.is_fifty_moves, "threefold": lambda board: board.is_repetition(3)},
+    "automatic": _DECIDED
+    | {"seventyfive_moves": chess.Board.is_seventyfive_moves, "fivefold": chess.Board.is_fivefold_repetition},
+}
+
+
+def ending(board: chess.Board, draws: str) -> str | None:
+    """Kind of the ending the board has reached, by the rules of `ENDINGS[draws]`."""
+    return next((kind for kind, reached in ENDINGS[draws].items() if reached(board)), None)

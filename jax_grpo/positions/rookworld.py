@@ -54,13 +54,9 @@ class PolicyRow(NamedTuple):
 
         The label itself cannot be used for Black: it is the lowest evaluation there. Mates are brought to `Position`'s scale.
         """
-        order = sorted(range(len(self.moves)), key=lambda i: -self.evaluations[i])
-        return Position(
-            self.fen,
-            moves=tuple(self.moves[i] for i in order),
-            evaluations=tuple(_rescale_mate(self.evaluations[i]) for i in order),
-            best=self.best,
-        )
+        pairs = sorted(zip(self.evaluations, self.moves, strict=True), key=lambda pair: -pair[0])
+        evaluations = tuple(_rescale_mate(evaluation) for evaluation, _ in pairs)
+        return Position(self.fen, (), tuple(move for _, move in pairs), evaluations, self.best)
 
 
 class EnvironmentRow(NamedTuple):
@@ -95,11 +91,7 @@ def _rescale_mate(pawns: float) -> float:
 
 
 def check_fen(fen: str) -> chess.Board:
-    """The board of a legal position.
-
-    Raises:
-        RowError: not six-field FEN (prompts are made of the text itself), or an impossible position.
-    """
+    """The board of a legal position; RowError for other than six fields (prompts are made of the text itself)."""
     if len(fen.split()) != 6:
         raise RowError(
             f"FEN {fen[:100]!r} cannot be read: it has {len(fen.split())} fields; expected 6: "
@@ -132,11 +124,7 @@ def check_legal(moves: Sequence[str], board: chess.Board, fen: str) -> None:
 
 
 def finite(values: Sequence[Any], name: str, expected: str) -> tuple[float, ...]:
-    """The values as numbers.
-
-    Raises:
-        RowError: one is no number, or not finite: a NaN here would become a NaN reward.
-    """
+    """The values as numbers; RowError for one that is none, or not finite: a NaN here would become a NaN reward."""
     shown = repr(" ".join(map(str, values))[:80])
     try:
         numbers = tuple(float(value) for value in values)

@@ -4,9 +4,8 @@ A set is continued only as it began, and read for training only when it is finis
 """
 
 import json
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,14 @@ from jax_grpo.positions.table import PositionTable, joined
 from jax_grpo.system.whole_files import written_whole
 
 FILE = "provenance.json"
-PACKAGES = ("chess", "pyarrow")
 
 
 class DataError(ValueError):
     """A data set cannot be made or continued; names the file or option, what was found and what to do."""
 
 
-def command_line(words: Sequence[str]) -> str:
-    """The command that makes a set, as its record tells it."""
-    return shlex.join(["python", "-m", "jax_grpo.data", *words])
-
-
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Puts a record in place whole."""
+    """Puts a set's record, or another file's, in place whole."""
     with written_whole(path) as working:
         working.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -46,7 +39,7 @@ def _record(folder: Path, advice: str) -> dict[str, Any]:
     return record
 
 
-def begin(out: Path, settings: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+def begin(out: Path, settings: Mapping[str, Any], command: str) -> dict[str, Any]:
     """The record of a new set, or that of the set in `out`, which must have been begun with the same settings.
 
     Raises:
@@ -64,29 +57,15 @@ def begin(out: Path, settings: Mapping[str, Any], command: Sequence[str]) -> dic
         return record
     if any(out.glob("*.parquet")):
         raise DataError(f"{out} holds Parquet files but no {FILE}, so it cannot be continued: give another --out")
-    record = {
-        "command": command_line(command),
-        "settings": settings,
-        "versions": {"jax_grpo": jax_grpo.__version__, "python": sys.version.split()[0]}
-        | {name: metadata.version(name) for name in PACKAGES},
-        "finished": False,
-    }
+    versions = {"jax_grpo": jax_grpo.__version__, "python": sys.version.split()[0]}
+    versions |= {name: metadata.version(name) for name in ("chess", "pyarrow")}
+    record = {"command": command, "settings": settings, "versions": versions, "finished": False}
     write_record(out / FILE, record)
     return record
 
 
-def finish(out: Path, record: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Adds what came out."""
-    write_record(out / FILE, {**record, "finished": True, **result})
-
-
 def read_set(folder: Path, split: str, cache: Path | None = None) -> PositionTable:
-    """Positions of `train`, `heldout`, or `all`: of both, training first; the shards in order, each row checked.
-
-    Args:
-        folder: of the set.
-        split: see above.
-        cache: see `positions.checked_files`.
+    """Positions of `train`, `heldout`, or `all`: of both, training first; the shards in order, each by `checked_table`.
 
     Raises:
         PositionFileError: the set is unfinished (its rows would change under a run that resumes), has no such split, or a
@@ -97,12 +76,10 @@ def read_set(folder: Path, split: str, cache: Path | None = None) -> PositionTab
         raise PositionFileError(f"{folder} is not finished; finish it first: {record['command']}")
     names = ("train", "heldout") if split == "all" else (split,)
     paths = [path for name in names for path in sorted(folder.glob(f"{name}-*.parquet"))]
-    tables = [checked_table(path, "parquet", cache, allow_empty=True) for path in paths]
+    tables = [checked_table(path, "parquet", cache) for path in paths]
     if not any(map(len, tables)):
-        advice = (
-            "with held-out positions, give others as evaluation.source, or set evaluation.positions to 0"
-            if split == "heldout"
-            else "again with more rows"
-        )
+        advice = "again with more rows"
+        if split == "heldout":
+            advice = "with held-out positions, give others as evaluation.source, or set evaluation.positions to 0"
         raise PositionFileError(f"{folder} has no {split} positions; make the set {advice}")
     return joined(tables)

@@ -5,11 +5,10 @@ Knows neither where positions come from nor which are whose.
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
-import chess
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,33 +18,24 @@ from jax_grpo.positions.position import Position, digest, position_key
 ROWS_AT_ONCE = 1024  # as Python objects: a whole file at once would stay in the process's peak
 MOVES = pa.list_(pa.string())
 SCHEMA = pa.schema(
-    [
-        ("fen", pa.string()),
-        ("history", MOVES),
-        ("moves", MOVES),
-        ("evaluations", pa.list_(pa.float64())),
-        ("best", pa.string()),
-        ("move", pa.string()),
-        ("next_state", pa.string()),
-    ]
+    {"fen": pa.string(), "history": MOVES, "moves": MOVES, "evaluations": pa.list_(pa.float64())}
+    | {name: pa.string() for name in ("best", "move", "next_state")}
 )
 KEY = "key"  # `digest` of the position, where it is known
 Item = TypeVar("Item")
 
 
 class PositionTable(Sequence[Position]):
-    """Positions in a fixed order. An index gives one, a slice a list.
+    """Positions in a fixed order: columns of `SCHEMA`, and `KEY` where it is known. An index gives one, a slice a list.
 
-    Args:
-        table: columns of `SCHEMA`, and `KEY` where it is known.
-        identity: of the contents: the same positions in the same order, or another text.
-        apart: how many positions the source has in other splits; None: not known.
+    `identity` is of the contents: the same positions in the same order, or another text. `apart` is how many positions the
+    source has in other splits; None: not known.
     """
 
     def __init__(self, table: pa.Table, identity: str, apart: int | None = None):
         self.identity, self.apart = identity, apart
         self._table = table.combine_chunks()  # one chunk a column: a row is found without a search
-        self._columns = [self._table[name] for name in SCHEMA.names]
+        self._fields = self._table.select([name for name in SCHEMA.names if name in table.column_names])
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -59,17 +49,17 @@ class PositionTable(Sequence[Position]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        return _position(*(column[index % len(self)].as_py() for column in self._columns))
+        return _position(self._fields.slice(index % len(self), 1).to_pylist()[0])
 
     def __iter__(self) -> Iterator[Position]:
-        for batch in self._table.select(SCHEMA.names).to_batches(ROWS_AT_ONCE):
-            yield from map(_position, *(column.to_pylist() for column in batch.columns))
+        for batch in self._fields.to_batches(ROWS_AT_ONCE):
+            yield from map(_position, batch.to_pylist())
 
     def keys(self) -> np.ndarray:
         """`digest` of each position, uint64."""
         if KEY in self._table.column_names:
             return self._table[KEY].to_numpy()
-        return np.array([_digest(fen.as_py()) for fen in self._table["fen"]], np.uint64)
+        return np.array([digest(position_key(fen)) for fen in self._table["fen"].to_pylist()], np.uint64)
 
     def where(self, mask: np.ndarray, identity: str) -> "PositionTable":
         """The positions where the mask [len] is true; the others are its source's other split."""
@@ -84,21 +74,20 @@ class PositionTable(Sequence[Position]):
         return self.identity if ":" in old else self.digest_of_positions()
 
 
-def _position(fen, history, moves, evaluations, best, move, next_state) -> Position:
-    return Position(fen, tuple(history or ()), tuple(moves or ()), tuple(evaluations or ()), best, move, next_state)
-
-
-def _digest(fen: str) -> int:
-    return digest(position_key(chess.Board(fen)))
+def _position(row: Mapping[str, Any]) -> Position:
+    """A row's position; what is null is left to the field's default."""
+    given: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
+    given["evaluations"] = tuple(given.get("evaluations", ()))
+    return Position(**given)
 
 
 def to_columns(positions: Iterable[Position], *, keyed: bool = True) -> pa.Table:
     """Columns of `SCHEMA`, and of `KEY` if wanted, made a thousand positions at a time."""
     schema, batches = SCHEMA.append(pa.field(KEY, pa.uint64())) if keyed else SCHEMA, []
-    for part in batched(positions, ROWS_AT_ONCE):
-        columns: dict[str, list] = {name: [getattr(position, name) for position in part] for name in SCHEMA.names}
+    for batch in batched(positions, ROWS_AT_ONCE):
+        columns: dict[str, list] = {name: [getattr(position, name) for position in batch] for name in SCHEMA.names}
         if keyed:
-            columns[KEY] = [_digest(position.fen) for position in part]
+            columns[KEY] = [digest(position_key(position.fen)) for position in batch]
         batches.append(pa.RecordBatch.from_pydict(columns, schema=schema))
     return pa.Table.from_batches(batches, schema)
 

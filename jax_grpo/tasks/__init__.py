@@ -15,11 +15,7 @@ TASKS = {"policy": PolicyTask, "environment": EnvironmentTask, "length": LengthT
 
 
 def make_task(config: TaskConfig) -> Task:
-    """The task that the config names, or the mixture of those it lists.
-
-    Raises:
-        UnknownComponent: `rewards` names a component that the task does not have.
-    """
+    """The task that the config names, or the mixture of those it lists; see `with_overrides` for what it refuses."""
     if config.mixture is None:
         return TASKS[config.name](config)
     tasks = {

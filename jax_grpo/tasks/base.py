@@ -6,7 +6,7 @@ knows nothing of tokens, models or training.
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,23 +18,14 @@ from jax_grpo.tasks.stop import StopRule
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What is asked.
+    """What is asked."""
 
-    Attributes:
-        text: what the model reads.
-        start_state: where its stop automaton begins.
-        position: the position asked about, if any.
-        answer: task-private.
-        task: in a mixture, the name of the task that asks; else empty.
-        max_new_tokens: its own cap, where it is below the run's.
-    """
-
-    text: str
-    start_state: int
-    position: Position | None = None
-    answer: str | None = None
-    task: str = ""
-    max_new_tokens: int | None = None
+    text: str  # what the model reads
+    start_state: int  # where its stop automaton begins
+    position: Position | None = None  # the one asked about
+    answer: str | None = None  # task-private
+    task: str = ""  # in a mixture, the name of the task that asks
+    max_new_tokens: int | None = None  # its own cap, where it is below the run's
 
 
 class Task(Protocol):
@@ -85,11 +76,7 @@ class UnknownComponent(ValueError):
 
 
 def with_overrides(task: str, defaults: Mapping[str, float], overrides: Mapping[str, float] | None) -> dict[str, float]:
-    """Default weights with the config's `task.rewards` on top.
-
-    Raises:
-        UnknownComponent: names the component, the nearest one and all that exist.
-    """
+    """Default weights with the config's `task.rewards` on top; UnknownComponent names the nearest one and all that exist."""
     for name in overrides or {}:
         if name not in defaults:
             close = difflib.get_close_matches(name, defaults, n=1)
@@ -100,7 +87,7 @@ def with_overrides(task: str, defaults: Mapping[str, float], overrides: Mapping[
     return dict(defaults) | dict(overrides or {})
 
 
-def stack(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, np.ndarray]:
+def stack(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, np.ndarray]:
     """Per-row components to arrays; a component that a row lacks is 0."""
     return {name: np.array([row.get(name, 0.0) for row in rows], np.float32) for name in names}
 
@@ -147,9 +134,8 @@ def _checked(where: str, values: object, prompts: Sequence[Prompt], completions:
     if values_B.dtype.kind not in "fiub" or not np.isfinite(values_B).all():
         for row, value in enumerate(values_B):
             if not (isinstance(value, int | float | np.number | np.bool_) and np.isfinite(value)):
-                raise RewardError(
-                    f"{where} is {value!r}; expected a finite number. {_sample(prompts, completions, row)}"
-                )
+                sample = _sample(prompts, completions, row)
+                raise RewardError(f"{where} is {value!r}; expected a finite number. {sample}")
     return values_B.astype(np.float32)
 
 

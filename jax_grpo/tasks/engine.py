@@ -14,7 +14,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import chess
 import chess.engine
@@ -30,31 +30,20 @@ class EngineError(RuntimeError):
 
 
 class Analysis(NamedTuple):
-    """Best moves in UCI, best first, and their evaluations in pawns from the side to move.
+    """What an engine says of a position; of a finished game there is only the `score`."""
 
-    In a finished game there are no moves and `evaluations` is empty; `score` then is the result.
-    """
-
-    moves: tuple[str, ...]
-    evaluations: tuple[float, ...]
-    score: float
+    moves: tuple[str, ...]  # in UCI, best first
+    evaluations: tuple[float, ...]  # theirs, in pawns from the side to move
+    score: float  # the first of these, or the game's result
 
 
 def pawns(score: chess.engine.PovScore) -> float:
     """Evaluation in pawns from the side to move; see `MATE_PAWNS`."""
-    relative = score.relative
-    mate = relative.mate()
-    if mate is None:
-        return round((relative.score() or 0) / 100, 2)
-    return (1 if mate > 0 else -1) * (MATE_PAWNS - abs(mate) / 100)
+    return round(score.relative.score(mate_score=round(100 * MATE_PAWNS)) / 100, 2)
 
 
 def find_engine(path: str | None, key: str = "task.engine.path") -> str:
-    """Executable of Stockfish.
-
-    Raises:
-        EngineError: none found; names `key` and how to install one.
-    """
+    """Executable of Stockfish; an EngineError that none was found names `key` and how to install one."""
     for candidate in (path,) if path else ("stockfish", "/usr/games/stockfish"):
         if executable := shutil.which(candidate):
             return executable
@@ -78,11 +67,7 @@ def engine_name(path: str) -> str:
 
 
 def search(engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int, multipv: int) -> Analysis:
-    """One search, whose result depends on the position and the limits alone.
-
-    Raises:
-        chess.engine.EngineError: the engine failed, or gave no line.
-    """
+    """One search, whose result depends on the position and the limits alone; no line is a chess.engine.EngineError."""
     # A fresh `game` sends ucinewgame, which clears the hash table.
     lines = engine.analyse(board, chess.engine.Limit(nodes=nodes), multipv=multipv, game=object())
     lines = [(line.get("pv"), line.get("score")) for line in lines]
@@ -94,14 +79,7 @@ def search(engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int,
 
 
 class EnginePool:
-    """Analyses positions in parallel. Use as a context manager, or `close()`.
-
-    Args:
-        config: `task.engine`.
-
-    Raises:
-        EngineError: no executable, it does not speak UCI, or the cache is not a usable SQLite file.
-    """
+    """Analyses positions in parallel. A context manager, or `close()` it. EngineError: no executable, no UCI, no usable cache."""
 
     def __init__(self, config: EngineConfig):
         self._config = config
@@ -116,7 +94,7 @@ class EnginePool:
             self._idle.put(None)  # started when needed
         self._executor = concurrent.futures.ThreadPoolExecutor(config.processes, thread_name_prefix="engine")
 
-    def __enter__(self) -> "EnginePool":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_) -> None:
@@ -131,11 +109,7 @@ class EnginePool:
         self._cache.close()
 
     def analyse(self, fens: Sequence[str]) -> list[Analysis]:
-        """Analyses of the positions, in their order; cached ones cost nothing.
-
-        Raises:
-            EngineError: `ATTEMPTS` engines in a row failed on one position, which is named.
-        """
+        """Analyses in the order of the positions, cached ones for nothing; EngineError names one on which all attempts failed."""
         return list(self._executor.map(self._cached, fens))
 
     def by_fen(self, fens: Iterable[str]) -> dict[str, Analysis]:
@@ -157,8 +131,7 @@ class EnginePool:
 
     def _search(self, fen: str) -> Analysis:
         board = chess.Board(fen)
-        outcome = board.outcome()
-        if outcome is not None:
+        if outcome := board.outcome():
             return Analysis((), (), 0.0 if outcome.winner is None else -MATE_PAWNS)
         failures = (chess.engine.EngineError, concurrent.futures.CancelledError, TimeoutError, EngineError, OSError)
         problem: Exception | None = None

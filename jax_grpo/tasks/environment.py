@@ -94,7 +94,7 @@ class EnvironmentTask(Task):
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         rows = [_row(prompt.answer or "", text) for prompt, text in zip(prompts, completions, strict=True)]
-        return stack(rows, list(self.component_weights))
+        return stack(rows, self.component_weights)
 
 
 def _row(answer: str, text: str) -> dict[str, float]:

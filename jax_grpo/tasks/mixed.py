@@ -18,12 +18,7 @@ from jax_grpo.tasks.stop import union
 
 
 class MixedTask(Task):
-    """See the module.
-
-    Args:
-        tasks: by name.
-        parts: share and cap of each, by the same names.
-    """
+    """See the module; tasks by name, with the share and cap of each by the same names."""
 
     name = "mixed"
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import chess
@@ -22,43 +22,12 @@ from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
 
 CANDIDATES = 5
-
-
-class Style(NamedTuple):
-    """A way of asking.
-
-    Attributes:
-        field: what the prompt ends with.
-        start_state: where the stop rule begins.
-        weights: of the components, by default.
-    """
-
-    field: str
-    start_state: int
-    weights: Mapping[str, float]
-
-
-STYLES = {
-    "full": Style(
-        "M:",
-        SEEKING,
-        {
-            "structure": 0.2,
-            "parseable": 0.1,
-            "legal_moves": 0.2,
-            "top_five": 0.5,
-            "evaluation": 0.2,
-            "best_move": 1.0,
-            "quality": 0.5,
-            "malformed": -1.0,
-            "legal": 0.5,
-        },
-    ),
-    "best_move": Style(
-        "B:",
-        SPACES,
-        {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5},
-    ),
+# What the prompt of a style ends with, and the first state of its stop rule.
+ASKED = {"full": ("M:", SEEKING), "best_move": ("B:", SPACES)}
+WEIGHTS = {
+    "full": {"structure": 0.2, "parseable": 0.1, "legal_moves": 0.2, "top_five": 0.5, "evaluation": 0.2}
+    | {"best_move": 1.0, "quality": 0.5, "malformed": -1.0, "legal": 0.5},
+    "best_move": {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5},
 }
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
@@ -80,17 +49,13 @@ def parse_answer(style: str, text: str) -> Answer:
 def parse_full(text: str) -> Answer:
     """Fields of a completion of a full prompt (after `M:`); any text parses, badly formed ones unstructured."""
     # Split, not matched: one pattern for the row backtracks in cubic time on runs of blanks, which collapsed policies write.
-    parts = text.split(":", 2)
-    if len(parts) == 3 and _ends_with_field(parts[0], "E") and _ends_with_field(parts[1], "B"):
-        moves, evaluations, best = parts[0][:-1].split(), parts[1][:-1].split(), parts[2].split()
+    fields = text.split(":", 2)
+    # Before a colon stand a field, a blank and the next field's marker.
+    if len(fields) == 3 and re.fullmatch(r"\sE", fields[0][-2:]) and re.fullmatch(r"\sB", fields[1][-2:]):
+        moves, evaluations, best = fields[0][:-1].split(), fields[1][:-1].split(), fields[2].split()
         if len(best) <= 1:
             return Answer(moves, evaluations, "".join(best), True)
     return Answer([], [], "", False)
-
-
-def _ends_with_field(part: str, marker: str) -> bool:
-    """Whether the text before a colon is a field, a blank and the next field's marker."""
-    return part[-1:] == marker and part[-2:-1].isspace()
 
 
 def win_probability(pawns: float) -> float:
@@ -115,9 +80,8 @@ class PolicyTask(Task):
     name = "policy"
 
     def __init__(self, config: TaskConfig):
-        self._style = config.prompt_style
-        self._best_for_black = config.best_for_black
-        self.component_weights = with_overrides(self.name, STYLES[self._style].weights, config.rewards)
+        self._style, self._best_for_black = config.prompt_style, config.best_for_black
+        self.component_weights = with_overrides(self.name, WEIGHTS[self._style], config.rewards)
         self.stop_rule = policy_stop()
         self._engine = EnginePool(config.engine) if config.engine else None
 
@@ -126,29 +90,36 @@ class PolicyTask(Task):
             self._engine.close()
 
     def prompt(self, position: Position, seed: int) -> Prompt:
-        style = STYLES[self._style]
-        return Prompt(policy_prompt(position.fen, style.field), style.start_state, position)
+        field, start_state = ASKED[self._style]
+        return Prompt(policy_prompt(position.fen, field), start_state, position)
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """The engine's analyses of unlabelled positions, and the legal moves of all: both are cached."""
-        for position in labelled(_positions(prompts), self._engine):
+        for position in self._labelled(prompts):
             legal_moves(position.fen)
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
-        positions = labelled(_positions(prompts), self._engine)
+        positions = self._labelled(prompts)
         answers = [parse_answer(self._style, text) for text in completions]
         values = move_values(positions, [answer.best for answer in answers], self._engine)
         rows = [self._row(*row) for row in zip(positions, answers, values, strict=True)]
-        return stack(rows, list(self.component_weights))
+        return stack(rows, self.component_weights)
+
+    def _labelled(self, prompts: Sequence[Prompt]) -> list[Position]:
+        positions = [prompt.position for prompt in prompts if prompt.position is not None]
+        assert len(positions) == len(prompts), "policy prompts carry their position"
+        return labelled(positions, self._engine)
 
     def _row(self, position: Position, answer: Answer, pawns: float | None) -> dict[str, float]:
         legal = legal_moves(position.fen)
         labels = dict(zip(position.moves, position.evaluations, strict=True))
         first = set(position.moves[:CANDIDATES])  # a file, or task.engine.multipv, may have more
+        worst_wanted = self._best_for_black == "last" and " b " in position.fen
+        best = position.moves[:CANDIDATES][-1:] if worst_wanted else position.moves[:1]
         row = {
             "malformed": float(not answer.structured or not UCI.fullmatch(answer.best)),
             "legal": float(answer.best in legal),
-            "best_move": float(answer.best == self._best(position)),
+            "best_move": float(answer.best in best),
         }
         if pawns is not None and answer.best in legal and position.evaluations:
             top = win_probability(max(position.evaluations))
@@ -175,28 +146,14 @@ class PolicyTask(Task):
             "evaluation": 1 - sum(errors) / len(errors) if errors else 0.0,
         }
 
-    def _best(self, position: Position) -> str | None:
-        if not position.moves:
-            return None
-        worst_wanted = self._best_for_black == "last" and " b " in position.fen
-        return position.moves[:CANDIDATES][-1] if worst_wanted else position.moves[0]
-
-
-def _positions(prompts: Sequence[Prompt]) -> list[Position]:
-    positions = [prompt.position for prompt in prompts if prompt.position is not None]
-    assert len(positions) == len(prompts), "policy prompts carry their position"
-    return positions
-
 
 def labelled(positions: Sequence[Position], engine: EnginePool | None) -> list[Position]:
     """The positions; those without labels get the engine's, when there is one."""
     if engine is None:
         return list(positions)
     analyses = engine.by_fen(p.fen for p in positions if not p.moves)
-    return [
-        p if p.moves else dataclasses.replace(p, moves=analyses[p.fen].moves, evaluations=analyses[p.fen].evaluations)
-        for p in positions
-    ]
+    labels = {fen: {"moves": analysis.moves, "evaluations": analysis.evaluations} for fen, analysis in analyses.items()}
+    return [p if p.moves else dataclasses.replace(p, **labels[p.fen]) for p in positions]
 
 
 def move_values(positions: Sequence[Position], moves: Sequence[str], engine: EnginePool | None) -> list[float | None]:

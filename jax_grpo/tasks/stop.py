@@ -23,17 +23,11 @@ class TokenBytes(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StopRule:
-    """A byte automaton.
+    """A byte automaton."""
 
-    Attributes:
-        transitions_SB: int32 [S, 256].
-        accept: the state that ends a completion; absorbing.
-        includes_last: per state, whether the byte that leads from it to `accept` belongs to the text (a promotion letter
-            does; the space that shows that there is none does not). bool [S, 256].
-    """
-
-    transitions_SB: np.ndarray
-    accept: int
+    transitions_SB: np.ndarray  # int32 [S, 256]
+    accept: int  # the state that ends a completion; absorbing
+    # bool [S, 256]: whether the byte that leads to `accept` belongs to the text. A promotion letter does, a space does not.
     includes_last_SB: np.ndarray
 
     def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
@@ -78,12 +72,9 @@ def union(rules: Sequence[StopRule]) -> tuple[StopRule, list[int]]:
 
 
 def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:
-    """The rule whose last state accepts.
+    """The rule whose last state accepts: a state goes to its `default` on a byte without an arrow.
 
-    Args:
-        default: where each state goes on a byte without an arrow.
-        arrows: (state, characters, state that they lead to).
-        include: whether a character that leads to the last state by an arrow belongs to the text.
+    Arrows are (state, characters, state that they lead to); `include`: characters that lead to the last one belong to the text.
     """
     transitions_SB = np.repeat(np.array(default, np.int32)[:, None], 256, axis=1)
     includes_SB = np.zeros_like(transitions_SB, bool)
@@ -95,8 +86,7 @@ def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *
 
 
 # States of the policy rule.
-SEEKING, SEEN_B, SPACES = 0, 1, 2
-_FROM_RANK, _TO_FILE, _TO_RANK, _PROMOTION, _ACCEPT = 3, 4, 5, 6, 7
+SEEKING, SEEN_B, SPACES, _FROM_RANK, _TO_FILE, _TO_RANK, _PROMOTION, _ACCEPT = range(8)
 FILES, RANKS, INNER_RANKS, PROMOTIONS = "abcdefgh", "12345678", "234567", "qrbn"
 ANY = "".join(map(chr, range(256)))
 

@@ -28,4 +28,4 @@ class LengthTask(Task):
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         rows = [{"length": min(len(text), self._cap) / self._cap} for text in completions]
-        return stack(rows, list(self.component_weights))
+        return stack(rows, self.component_weights)
