@@ -6,13 +6,13 @@ The last two compute a prompt's keys and values once for its G completions. Know
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo.model.layers import GPT2Config, Linear, normal, wide_dtype
+from jax_grpo.model.layers import GPT2Config, inwards, residual, wide_dtype
 
 
 class KV(NamedTuple):
@@ -58,28 +58,15 @@ def _joint_softmax(parts: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim
 class Attention(nnx.Module):
     """Causal multi-head attention, `softmax(q k^T / sqrt(D)) v`, softmax in at least float32."""
 
-    def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs, param_dtype, compute_dtype):
-        width = config.hidden_size
+    def __init__(self, config: GPT2Config, **how: Any):
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.c_attn = Linear(
-            width, 3 * width, kernel_init=normal(0.02), dtype=compute_dtype, param_dtype=param_dtype, rngs=rngs
-        )
-        # GPT-2 scales the residual projections by 1/sqrt(2 L): 2 L of them add up in the residual stream.
-        self.c_proj = Linear(
-            width,
-            width,
-            kernel_init=normal(0.02 / math.sqrt(2 * config.num_layers)),
-            dtype=compute_dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        self.c_attn = inwards(config, 3, **how)
+        self.c_proj = residual(config, 1, **how)
 
     def qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., H] to three arrays [..., N, D]."""
-        q, k, v = (
-            part.reshape(*part.shape[:-1], self.num_heads, self.head_dim)
-            for part in jnp.split(self.c_attn(x), 3, axis=-1)
-        )
+        heads = (*x.shape[:-1], self.num_heads, self.head_dim)
+        q, k, v = (part.reshape(heads) for part in jnp.split(self.c_attn(x), 3, axis=-1))
         return q, k, v
 
     def project(self, heads: jax.Array) -> jax.Array:
@@ -104,23 +91,20 @@ class Attention(nnx.Module):
         out_PTND = self._causal(q_PTND, k_PTND, v_PTND, mask_P1TT)
         causal_CC = jnp.tril(jnp.ones((q_PGCND.shape[2], q_PGCND.shape[2]), bool))
         own_PGCS = causal_CC & completion_mask_PGC.astype(bool)[:, :, None, :]
+
+        def scores(equation: str, k: jax.Array) -> jax.Array:
+            return jnp.einsum(equation, q_PGCND, k, preferred_element_type=wide_dtype(q_PGCND))
+
         weights = _joint_softmax(
             [
-                (
-                    jnp.einsum("pgcnd,ptnd->pgnct", q_PGCND, k_PTND, preferred_element_type=wide_dtype(q_PGCND)),
-                    prompt_mask_PT.astype(bool)[:, None, None, None, :],
-                ),
-                (
-                    jnp.einsum("pgcnd,pgsnd->pgncs", q_PGCND, k_PGCND, preferred_element_type=wide_dtype(q_PGCND)),
-                    own_PGCS[:, :, None],
-                ),
+                (scores("pgcnd,ptnd->pgnct", k_PTND), prompt_mask_PT.astype(bool)[:, None, None, None, :]),
+                (scores("pgcnd,pgsnd->pgncs", k_PGCND), own_PGCS[:, :, None]),
             ],
             self.head_dim,
         )
         on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in weights)
-        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND) + jnp.einsum(
-            "pgncs,pgsnd->pgcnd", on_own, v_PGCND
-        )
+        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND)
+        out_PGCND += jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v_PGCND)
         return self.project(join_rows(out_PTND, out_PGCND))
 
     def _causal(self, q_BTND: jax.Array, k_BTND: jax.Array, v_BTND: jax.Array, mask_B1TT: jax.Array) -> jax.Array:
