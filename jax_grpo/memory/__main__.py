@@ -33,8 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     from jax_grpo.memory.compile import HERE, CannotCompile
     from jax_grpo.memory.fit import choose_micro_batches
     from jax_grpo.memory.measured import compare
-    from jax_grpo.memory.picture import save_picture
-    from jax_grpo.memory.report import report, text
+    from jax_grpo.memory.report import report, save_picture, text
 
     if arguments.measure and arguments.target not in HERE:
         raise SystemExit(
@@ -42,14 +41,14 @@ def main(argv: list[str] | None = None) -> None:
         )
     try:
         config = choose_micro_batches(load_config(arguments.config, overrides), print, target=arguments.target)
-        result = report(config, arguments.target, search=arguments.search)
+        record = report(config, arguments.target, search=arguments.search)
     except (CannotCompile, ValueError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     command = "python -m jax_grpo.memory " + " ".join(sys.argv[1:] if argv is None else argv)
-    record, words = {"command": command} | result.as_dict(), text(result)
+    record, words = {"command": command} | record, text(record)
     if arguments.measure:
         numbered = [*overrides, "--update.micro_batches", str(config.update.parts)]  # what `auto` stands for
-        record["measured"], comparison = compare(arguments.config, numbered, arguments.target, result)
+        record["measured"], comparison = compare(arguments.config, numbered, arguments.target, record["programs"])
         words += comparison
     print(words, end="")
     data, name = json.dumps(record, indent=1) + "\n", f"{Path(arguments.config).stem}_{arguments.target}"
@@ -60,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(data)
         (folder / f"{name}.md").write_text(f"`{command}`\n\n{words}\n![by part]({name}.png)\n")
-        save_picture(result, folder / f"{name}.png", Path(arguments.config).stem)
+        save_picture(record, folder / f"{name}.png", Path(arguments.config).stem)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,7 @@ class DeviceOutOfMemory(RuntimeError):
 
 @contextlib.contextmanager
 def explain_out_of_memory(phases: Phases, config: Config) -> Iterator[None]:
-    """Turns the runtime's RESOURCE_EXHAUSTED inside into one clear error.
-
-    Raises:
-        DeviceOutOfMemory: names the program of the running phase.
-    """
+    """Turns the runtime's RESOURCE_EXHAUSTED inside into one `DeviceOutOfMemory`, which names the program of the running phase."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -16,17 +16,9 @@ from jax_grpo.memory.programs import Program, Run
 from jax_grpo.rollout.decoding import chunk_lengths
 
 PARTS = (
-    "parameters",
-    "moments",
-    "reference",
-    "gradients",
-    "weights cast",
-    "logits",
-    "activations",
-    "KV cache",
-    "batch",
-    "results",
-    "gaps",
+    *("parameters", "moments", "reference"),  # resident from program to program
+    *("gradients", "weights cast", "logits", "activations", "KV cache"),  # temporaries
+    *("batch", "results", "gaps"),
 )
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float64": "f64"}
@@ -35,8 +27,7 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float64": "f64"}
 def bytes_by_part(run: Run, program: Program, compiled: Compiled) -> dict[str, int]:
     """Bytes of the whole device while the program runs; the run's resident arrays that it does not read included.
 
-    `gaps` are places of the temporaries' block that hold nothing at its fullest moment: XLA lays arrays of different
-    moments into one block, and it does not always find a use for every hole.
+    `gaps` are places of the temporaries' block that hold nothing at its fullest moment: arrays of different moments share it.
     """
     out = Counter(run.resident)
     out["batch"] = compiled.arguments - sum(run.resident[name] for name in program.holds)
