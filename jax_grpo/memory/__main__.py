@@ -9,7 +9,7 @@ from pathlib import Path
 from jax_grpo.system import devices
 
 
-def parser() -> argparse.ArgumentParser:
+def main(argv: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(prog="python -m jax_grpo.memory", description=(__doc__ or "").splitlines()[0])
     options.add_argument("--config", required=True, help="of the run; any --section.key value overrides it")
     targets = ", ".join(devices.known())
@@ -22,11 +22,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--measure", action="store_true", help="run each program here and compare (targets cpu and local)"
     )
-    return options
-
-
-def main(argv: list[str] | None = None) -> None:
-    arguments, overrides = parser().parse_known_args(argv)
+    arguments, overrides = options.parse_known_args(argv)
     if arguments.target != "local":
         os.environ["JAX_PLATFORMS"] = "cpu"  # with a GPU platform asked for, JAX looks for a driver first
     from jax_grpo.config import load_config
@@ -45,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     except (CannotCompile, ValueError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     command = "python -m jax_grpo.memory " + " ".join(sys.argv[1:] if argv is None else argv)
-    record, words = {"command": command} | record, text(record)
+    words, record = text(record), {"command": command, **record}
     if arguments.measure:
         numbered = [*overrides, "--update.micro_batches", str(config.update.parts)]  # what `auto` stands for
         record["measured"], comparison = compare(arguments.config, numbered, arguments.target, record["programs"])

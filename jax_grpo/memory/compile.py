@@ -49,7 +49,8 @@ class Device(NamedTuple):
     shares_host_memory: bool = False
 
 
-class Kernel(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Kernel:
     """A compiled kernel of a GPU."""
 
     name: str
@@ -113,8 +114,7 @@ def jax_device(target: str) -> Any:
 def compile_program(target: str, program: Program, *, kernels: str | None = None) -> Compiled:
     """The program as jit compiles it for the target, and of its GPU kernels those whose name begins with `kernels`.
 
-    Raises:
-        UnknownTarget, CannotCompile: see `jax_device`.
+    Raises as `jax_device` does, and CannotCompile when the assembler refuses a kernel.
     """
     options: dict[str, Any] = {"xla_dump_hlo_as_text": True}
     if kernels is not None and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
@@ -155,11 +155,7 @@ def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.s
 
 
 def _kernels(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
-    """What the assembler, that of an installed nvcc wheel or one on the PATH, says of each dumped kernel; nothing without one.
-
-    Raises:
-        CannotCompile: the assembler refuses a kernel.
-    """
+    """What the assembler, that of an installed nvcc wheel or one on the PATH, says of each dumped kernel; nothing without one."""
     wheels = (str(path) for place in sys.path for path in Path(place).glob("nvidia/*/bin/ptxas"))
     assembler, kernels = next(wheels, None) or shutil.which("ptxas"), {}
     launches = "".join(path.read_text() for path in folder.glob("*thunk_sequence.txt"))

@@ -131,13 +131,9 @@ def _relative(file: str, line: str) -> str:
 
 def _frames(hlo: str) -> dict[int, str]:
     """The innermost line of the project of each stack frame in the tables at the head of the module."""
-    named_tables = re.split(r"^(FileNames|FunctionNames|FileLocations|StackFrames)$", hlo, flags=re.MULTILINE)[1:]
-    tables = defaultdict(str, zip(named_tables[::2], named_tables[1::2], strict=True))
-    files, frames = dict(_FILE.findall(tables["FileNames"])), {}
-    locations = {
-        n: _relative(files.get(file, ""), line) for n, file, line in _LOCATION.findall(tables["FileLocations"])
-    }
-    for number, location, parent in _STACK_FRAME.findall(tables["StackFrames"]):
+    files, frames = dict(_FILE.findall(hlo.partition("FunctionNames")[0])), {}  # names of functions look alike
+    locations = {number: _relative(files.get(file, ""), line) for number, file, line in _LOCATION.findall(hlo)}
+    for number, location, parent in _STACK_FRAME.findall(hlo):
         # Parents are counted from 1 where frames are too, and a frame that names itself has none above it.
         frames[int(number)] = locations.get(location) or frames.get(int(parent or 0) - 1, "")
     return frames

@@ -95,7 +95,7 @@ def limit_of(config: Config, target: str) -> tuple[float, str]:
 
 def run_on(target: str, config: Config) -> Run:
     """The config's run as the target sees it."""
-    return run_of(config).seen_from(device(target).shares_host_memory)
+    return run_of(config, device(target).shares_host_memory)
 
 
 def bytes_of(config: Config, name: str, target: str) -> int:
@@ -148,16 +148,12 @@ def largest_completions(config: Config, name: str, where: Device) -> tuple[int, 
     start = config.prompts.per_iteration // (config.update.minibatches * config.update.parts if one_step else 1)
 
     def needs(prompts: int) -> int:
-        return bytes_of(_with_sizes(config, prompts, 1 if one_step else prompts), name, where.target)
+        """With so many prompts, all of them one optimiser batch."""
+        values = config.model_dump()
+        values["prompts"]["per_iteration"] = prompts
+        values["update"] |= {"minibatches": 1, "micro_batches": 1 if one_step else prompts}
+        values["kl"] |= {"guardrail": "log"}  # which compiles to the same, and may stand beside one step an iteration
+        return bytes_of(Config.model_validate(values), name, where.target)
 
     prompts, bytes_ = largest(needs, max(1, start), where.memory)
     return prompts * config.rollout.group_size, bytes_
-
-
-def _with_sizes(config: Config, prompts: int, micro_batches: int) -> Config:
-    """The config with another number of prompts, all of them one optimiser batch of so many micro-batches."""
-    values = config.model_dump()
-    values["prompts"]["per_iteration"] = prompts
-    values["update"] |= {"minibatches": 1, "micro_batches": micro_batches}
-    values["kl"] |= {"guardrail": "log"}  # which compiles to the same, and may stand beside one step an iteration
-    return Config.model_validate(values)

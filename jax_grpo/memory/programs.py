@@ -52,16 +52,9 @@ class Run:
 
     programs: tuple[Program, ...]  # an iteration's in the order they run, then the evaluation's
     resident: dict[str, int]  # bytes on the device by name
-    in_host: dict[str, int]  # bytes in the host's memory (`update.offload_optimizer`); see `seen_from`
+    in_host: dict[str, int]  # bytes in the host's memory, where that is not the device's (`update.offload_optimizer`)
     architecture: GPT2Config
     assumed: str | None  # see `architecture`
-
-    def seen_from(self, shares_host_memory: bool) -> "Run":
-        """The run as a device sees it: to one whose memory is the host's, nothing is elsewhere."""
-        if not shares_host_memory:
-            return self
-        resident = {name: bytes_ + self.in_host.get(name, 0) for name, bytes_ in self.resident.items()}
-        return dataclasses.replace(self, resident=resident, in_host={})
 
     def beside(self, program: Program) -> int:
         """Bytes of resident arrays that are not among the program's arguments."""
@@ -99,8 +92,8 @@ def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config,
     return random_architecture(config.model_copy(update=sizes), tokenizer), assumed
 
 
-def run_of(config: Config) -> Run:
-    """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket."""
+def run_of(config: Config, shares_host_memory: bool = False) -> Run:
+    """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket, as a device sees them."""
     tokenizer = Tokenizer.load(config.model.tokenizer)
     sizes, assumed = architecture(config.model, tokenizer)
     model = nnx.eval_shape(lambda: build_model(config.model, sizes, seed=0, vocabulary=tokenizer.vocab_size))
@@ -111,11 +104,12 @@ def run_of(config: Config) -> Run:
         evaluates = config.evaluation.positions > 0
         modes = during_training.make_programs(graphdef, tokenizer, task, **how) if evaluates else {}
     state: TrainState = jax.eval_shape(lambda params: init_state(params, config), params)
-    moments, in_host = size(state.opt_state), {}
+    in_host = {}
     if config.update.offload_optimizer:
         state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
-        in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
-    resident = {"parameters": size(params), "moments": moments - in_host.get("moments", 0)}
+        if not shares_host_memory:
+            in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
+    resident = {"parameters": size(params), "moments": size(state.opt_state) - in_host.get("moments", 0)}
     inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
     rollout = jax.eval_shape(functions.generate, *inputs)
     batch: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)

@@ -1,5 +1,12 @@
-"""A config's memory report for a device: a record that is written as JSON, its Markdown, and its picture."""
+"""A config's memory report for a device: a record that is written as JSON, its Markdown, and its picture.
 
+Arguments are known exactly. A temporary is told by its shape: one that a parameter has is a gradient or a copy of a weight, one as
+wide as the vocabulary is logits, one of the cache's size is the cache, and the rest are activations.
+"""
+
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,15 +14,22 @@ from typing import Any
 import jax
 
 from jax_grpo.config import Config
-from jax_grpo.memory.compile import POOL, compile_program, device
+from jax_grpo.memory.compile import POOL, Compiled, compile_program, device
 from jax_grpo.memory.dumps import Live
 from jax_grpo.memory.fit import largest_completions, run_on
-from jax_grpo.memory.parts import PARTS, bytes_by_part, part_of
 from jax_grpo.memory.programs import Program, Run
+from jax_grpo.rollout.decoding import chunk_lengths
 from jax_grpo.system.memory import GB
 
 TOP = 8  # kinds of buffer listed for a program
 COUNTS = ("arguments", "outputs", "aliased", "temporaries")  # of XLA, see `compile.Compiled`
+PARTS = (
+    *("parameters", "moments", "reference"),  # resident from program to program
+    *("gradients", "weights cast", "logits", "activations", "KV cache"),  # temporaries
+    *("batch", "results", "gaps"),
+)
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float64": "f64"}
 
 Record = Mapping[str, Any]
 
@@ -25,9 +39,7 @@ def report(config: Config, target: str, *, search: bool = False) -> dict[str, An
 
     Sizes are bytes. A program's `total` is that of the device while it runs, and its `parts` sum to it; the run's is the largest
     of them. `spare` is negative when the run does not fit. The `largest` are completions and bytes; None when not looked for.
-
-    Raises:
-        UnknownTarget, CannotCompile: see `compile.jax_device`.
+    Raises as `compile.jax_device` does.
     """
     where, run = device(target), run_on(target, config)
     programs = [_of_program(target, run, program) for program in run.programs]
@@ -80,6 +92,51 @@ def _alike(temporaries: Sequence[Live], run: Run, program: Program) -> list[dict
     return sorted(buffers, key=lambda buffer: -buffer["size"])[:TOP]
 
 
+def bytes_by_part(run: Run, program: Program, compiled: Compiled) -> dict[str, int]:
+    """Bytes of the whole device while the program runs; the run's resident arrays that it does not read included.
+
+    `gaps` are places of the temporaries' block that hold nothing at its fullest moment: arrays of different moments share it.
+    """
+    out = Counter(run.resident)
+    out["batch"] = compiled.arguments - sum(run.resident[name] for name in program.holds)
+    out["results"] = compiled.outputs - compiled.aliased
+    out["gaps"] = compiled.temporaries
+    for live in compiled.live:
+        if live.place == "temporary":
+            out[part_of(live, run, program)] += live.size
+            out["gaps"] -= live.size
+    return {name: out[name] for name in PARTS if out[name] > 0}
+
+
+def part_of(live: Live, run: Run, program: Program) -> str:
+    """The part of a temporary, by its shape."""
+    shape = _SHAPE.match(live.shape)
+    if shape is None:
+        return "activations"
+    dims = sorted(int(n) for n in shape.group(2).split(",") if n)
+    weights = [leaf for leaf in jax.tree.leaves(program.arguments[0]) if leaf.ndim >= 2 and sorted(leaf.shape) == dims]
+    if weights:
+        # A weight's gradient leaves its matmul in the compute dtype, so that only its maker tells it from a cast weight.
+        stored = shape.group(1) == _DTYPES.get(str(weights[0].dtype))
+        gradient = stored or "transpose(jvp" in live.operation
+        return "gradients" if program.name == "update" and gradient else "weights cast"
+    if {run.architecture.vocab_size, run.architecture.padded_vocab_size} & set(dims):
+        return "logits"
+    if program.generates and math.prod(dims) in _cache_sizes(run, program):
+        return "KV cache"
+    return "activations"
+
+
+def _cache_sizes(run: Run, program: Program) -> set[int]:
+    """Elements of one layer's keys: of the prompts, of each chunk of the completions, and of the half that goes on alone."""
+    rollout = jax.eval_shape(program.function, *program.arguments)
+    prompts, group, cap = rollout.completion_ids_PGC.shape
+    width, half = program.arguments[1].shape[1], prompts // 2
+    chunks = {group * length for length in chunk_lengths(cap)}
+    tokens = {prompts * n for n in {width, *chunks}} | {half * n for n in {width, group * (cap - 1), *chunks}}
+    return {run.architecture.hidden_size * n for n in tokens}
+
+
 def text(record: Record) -> str:
     """The report as Markdown."""
     device, programs = record["device"], record["programs"]
@@ -102,8 +159,8 @@ def text(record: Record) -> str:
     lines += [_row("MB", *(program["name"] for program in programs)), "|---|" + "---|" * len(programs)]
     lines += [_row(name, *(f"{size / 1e6:,.1f}" for size in sizes)) for name, sizes in rows.items()]
     for program in programs:
-        lines += ["", f"Largest temporaries of `{program['name']}`:", "", "| MB | arrays | what | made by | at |"]
-        lines.append("|---|---|---|---|---|")
+        lines += ["", f"Largest temporaries of `{program['name']}`:", ""]
+        lines += ["| MB | arrays | what | made by | at |", "|---|---|---|---|---|"]
         for alike in program["buffers"]:
             size, arrays = f"{alike['size'] / 1e6:.1f}", f"{alike['count']} x `{alike['shape']}`"
             lines.append(_row(size, arrays, alike["part"], alike["operation"] or "-", alike["source"] or "-"))

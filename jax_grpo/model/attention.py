@@ -46,12 +46,12 @@ def split_rows(x_RX: jax.Array, prompt_PT: jax.Array, completion_PGC: jax.Array)
     )
 
 
-def _joint_softmax(parts: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim: int) -> list[jax.Array]:
+def _joint_softmax(sets: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim: int) -> list[jax.Array]:
     """Attention weights of one softmax over several sets of keys, each given as its scores [..., S] and which of them are seen."""
-    lowest = jnp.finfo(parts[0][0].dtype).min
-    scores = jnp.concatenate([jnp.where(seen, scores, lowest) for scores, seen in parts], axis=-1)
+    lowest = jnp.finfo(sets[0][0].dtype).min
+    scores = jnp.concatenate([jnp.where(seen, scores, lowest) for scores, seen in sets], axis=-1)
     weights = jax.nn.softmax(scores / math.sqrt(head_dim), axis=-1)
-    ends = list(itertools.accumulate(scores.shape[-1] for scores, _ in parts))
+    ends = list(itertools.accumulate(scores.shape[-1] for scores, _ in sets))
     return jnp.split(weights, ends[:-1], axis=-1)
 
 
@@ -66,7 +66,7 @@ class Attention(nnx.Module):
     def qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., H] to three arrays [..., N, D]."""
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)
-        q, k, v = (part.reshape(heads) for part in jnp.split(self.c_attn(x), 3, axis=-1))
+        q, k, v = (x.reshape(heads) for x in jnp.split(self.c_attn(x), 3, axis=-1))
         return q, k, v
 
     def project(self, heads: jax.Array) -> jax.Array:

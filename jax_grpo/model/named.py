@@ -48,11 +48,9 @@ def random_architecture(config: ModelConfig, tokenizer: Tokenizer) -> GPT2Config
 
 
 def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
-    """The config's tokenizer and its model (`load_model`), whose vocabulary must have room for the tokenizer's.
+    """The config's tokenizer and its model, whose vocabulary must have room for the tokenizer's.
 
-    Raises:
-        TokenizerError: no such tokenizer.
-        ConfigError, WeightsError, CheckpointError: see `load_model`.
+    Raises as `Tokenizer.load` and `load_model` do.
     """
     tokenizer = Tokenizer.load(config.tokenizer)
     architecture, graphdef, params = load_model(config, seed, context, tokenizer.vocab_size)
@@ -134,8 +132,7 @@ def find_tokenizer(weights: str) -> str:
 def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
     """The policy of a user's name, computing in float32; its tokenizer is the weights' own (`find_tokenizer`) unless given.
 
-    Raises:
-        ConfigError, WeightsError, TokenizerError, CheckpointError: see `find_tokenizer` and `load_policy`.
+    Raises as `find_tokenizer` and `load_policy` do.
     """
     require_weights(name)
     config = ModelConfig(weights=name, tokenizer=tokenizer or find_tokenizer(name))

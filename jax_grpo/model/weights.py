@@ -80,7 +80,9 @@ def read_config(directory: str | Path) -> GPT2Config:
         if (found := settings.get(name, needed)) != needed:
             raise WeightsError(f"{path}: {name} is {found!r}; only {needed!r} is supported")
     try:
-        return GPT2Config(*(settings[name] for name in SIZES), settings.get("layer_norm_epsilon", 1e-5))
+        return GPT2Config(
+            *(settings[name] for name in SIZES), layer_norm_epsilon=settings.get("layer_norm_epsilon", 1e-5)
+        )
     except KeyError as error:
         raise WeightsError(f"{path}: {error.args[0]!r} is missing") from error
     except (TypeError, ValueError) as error:
