@@ -95,14 +95,11 @@ class Attention(nnx.Module):
         def scores(equation: str, k: jax.Array) -> jax.Array:
             return jnp.einsum(equation, q_PGCND, k, preferred_element_type=wide_dtype(q_PGCND))
 
-        weights = _joint_softmax(
-            [
-                (scores("pgcnd,ptnd->pgnct", k_PTND), prompt_mask_PT.astype(bool)[:, None, None, None, :]),
-                (scores("pgcnd,pgsnd->pgncs", k_PGCND), own_PGCS[:, :, None]),
-            ],
-            self.head_dim,
-        )
-        on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in weights)
+        sets = [
+            (scores("pgcnd,ptnd->pgnct", k_PTND), prompt_mask_PT.astype(bool)[:, None, None, None, :]),
+            (scores("pgcnd,pgsnd->pgncs", k_PGCND), own_PGCS[:, :, None]),
+        ]
+        on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in _joint_softmax(sets, self.head_dim))
         out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND)
         out_PGCND += jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v_PGCND)
         return self.project(join_rows(out_PTND, out_PGCND))
@@ -134,16 +131,10 @@ class Attention(nnx.Module):
         def scores(keys: str, k: jax.Array) -> jax.Array:
             return jnp.einsum(f"pgnd,{keys}->pgns", q_PGND, k, preferred_element_type=wide_dtype(q_PGND))
 
-        seen = [True] * len(full) + [jnp.arange(last.k.shape[3]) <= place]
-        chunks = [*full, last]
-        weights = _joint_softmax(
-            [
-                (scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, :]),
-                *((scores("pgnsd", chunk.k), s) for chunk, s in zip(chunks, seen, strict=True)),
-            ],
-            self.head_dim,
-        )
-        on_prompt, *on_own = (w.astype(x_PGH.dtype) for w in weights)
+        chunks, seen = [*full, last], [*[True] * len(full), jnp.arange(last.k.shape[3]) <= place]
+        sets = [(scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, :])]
+        sets += [(scores("pgnsd", chunk.k), s) for chunk, s in zip(chunks, seen, strict=True)]
+        on_prompt, *on_own = (w.astype(x_PGH.dtype) for w in _joint_softmax(sets, self.head_dim))
         out_PGND = jnp.einsum("pgns,pnsd->pgnd", on_prompt, prompt.v)
         for weights_PGNS, chunk in zip(on_own, chunks, strict=True):
             out_PGND += jnp.einsum("pgns,pgnsd->pgnd", weights_PGNS, chunk.v)

@@ -81,9 +81,8 @@ def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | N
         CheckpointError: the folder is a checkpoint, and damaged.
     """
     if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
-        raise ConfigError(
-            "model.compute_dtype or model.param_dtype is float64: set JAX_ENABLE_X64=1, else JAX uses float32"
-        )
+        where = "model.compute_dtype or model.param_dtype"
+        raise ConfigError(f"{where} is float64: set JAX_ENABLE_X64=1, else JAX uses float32")
     if config.weights is None:
         architecture, params = random_architecture(config, Tokenizer.load(config.tokenizer)), None
     else:

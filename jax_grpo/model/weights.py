@@ -71,14 +71,13 @@ def read_config(directory: str | Path) -> GPT2Config:
     try:
         settings = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise WeightsError(
-            f"{path} does not exist; expected a Hugging Face folder with config.json and model.safetensors"
-        ) from error
+        expected = "a Hugging Face folder with config.json and model.safetensors"
+        raise WeightsError(f"{path} does not exist; expected {expected}") from error
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} is not readable JSON: {error}") from error
     for name, needed in FIXED_SETTINGS.items():
-        if (found := settings.get(name, needed)) != needed:
-            raise WeightsError(f"{path}: {name} is {found!r}; only {needed!r} is supported")
+        if (value := settings.get(name, needed)) != needed:
+            raise WeightsError(f"{path}: {name} is {value!r}; only {needed!r} is supported")
     try:
         return GPT2Config(
             *(settings[name] for name in SIZES), layer_norm_epsilon=settings.get("layer_norm_epsilon", 1e-5)
@@ -92,13 +91,12 @@ def read_config(directory: str | Path) -> GPT2Config:
 def _files(folder: Path) -> list[Path]:
     """The safetensors files: one, or those of the index."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise WeightsError(f"{index} is not a safetensors index: {error}") from error
-        return [folder / name for name in names]
-    return [folder / "model.safetensors"]
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    try:
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise WeightsError(f"{index} is not a safetensors index: {error}") from error
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
