@@ -1,7 +1,7 @@
 """A config's memory report for a device: a record that is written as JSON, its Markdown, and its picture.
 
-Arguments are known exactly. A temporary is told by its shape: one that a parameter has is a gradient or a copy of a weight, one as
-wide as the vocabulary is logits, one of the cache's size is the cache, and the rest are activations.
+What the bytes are for is known exactly of arguments. A temporary is told by its shape: one that a parameter has is a gradient or a
+copy of a weight, one as wide as the vocabulary is logits, one of the cache's size is the cache, and the rest are activations.
 """
 
 import math
