@@ -13,8 +13,9 @@ from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.optimiser import STORED
-from jax_grpo.rollout.generate import Rollout, make_generate, padded_length
+from jax_grpo.rollout.generate import Rollout, padded_length
 from jax_grpo.rollout.sampling import Sampling
+from jax_grpo.rollout.texts import Texts
 from jax_grpo.tasks.base import Task
 from jax_grpo.update import make_score, make_update
 
@@ -28,27 +29,14 @@ class Programs(NamedTuple):
 
 
 def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Task) -> Programs:
-    """The programs of a run with this config; nothing is compiled yet.
+    """The programs of a run with this config and the `GPT2` of `graphdef`; nothing is compiled yet.
 
-    Args:
-        graphdef: of the `GPT2` (`nnx.split`).
-        tokenizer: its vocabulary bounds what is sampled.
-        task: gives the stop rule.
+    The tokenizer's vocabulary bounds what is sampled, the task's stop rule ends it.
     """
-    settings = config.rollout
-    generate = make_generate(
-        graphdef,
-        vocab_size=tokenizer.vocab_size,
-        pad_id=tokenizer.pad_id,
-        group_size=settings.group_size,
-        max_new_tokens=settings.max_new_tokens,
-        sampling=Sampling(
-            settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty
-        ),
-        stop_table_SV=task.stop_rule.token_table(tokenizer),
-        accept_state=task.stop_rule.accept,
-        compacts=settings.compaction,
-    )
+    how = config.rollout
+    sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p, how.repetition_penalty)
+    texts = Texts(tokenizer, task.stop_rule, how.max_new_tokens)
+    generate = texts.program(graphdef, sampling, group_size=how.group_size, compacts=how.compaction)
     return Programs(generate, make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps()))
 
 

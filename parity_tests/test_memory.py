@@ -23,8 +23,8 @@ from jax_grpo.memory.compile import INSTALL, compile_program, device, program_by
 from jax_grpo.memory.dumps import Live, at_peak
 from jax_grpo.memory.fit import bytes_of, largest
 from jax_grpo.memory.measured import fresh
-from jax_grpo.memory.parts import bytes_by_part
 from jax_grpo.memory.programs import run_of
+from jax_grpo.memory.report import bytes_by_part
 from jax_grpo.positions.dataset import heldout_positions
 from jax_grpo.system.devices import UnknownTarget
 from jax_grpo.train import make_evaluator
@@ -123,9 +123,9 @@ def test_a_program_that_the_disk_has_is_compiled_anew_for_what_xla_says_of_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("offloaded", [False, True])
 def test_parts_sum_to_what_the_device_holds(offloaded):
-    run = run_of(tiny(update={"offload_optimizer": offloaded}))
-    assert bool(run.in_host) == offloaded
-    run = run.seen_from(shares_host_memory=True)
+    settings = tiny(update={"offload_optimizer": offloaded})
+    assert bool(run_of(settings).in_host) == offloaded
+    run = run_of(settings, shares_host_memory=True)
     for program in run.programs:
         compiled = compile_program("cpu", program)
         by_part = bytes_by_part(run, program, compiled)

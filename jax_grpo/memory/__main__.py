@@ -9,7 +9,7 @@ from pathlib import Path
 from jax_grpo.system import devices
 
 
-def parser() -> argparse.ArgumentParser:
+def main(argv: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(prog="python -m jax_grpo.memory", description=(__doc__ or "").splitlines()[0])
     options.add_argument("--config", required=True, help="of the run; any --section.key value overrides it")
     targets = ", ".join(devices.known())
@@ -22,19 +22,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--measure", action="store_true", help="run each program here and compare (targets cpu and local)"
     )
-    return options
-
-
-def main(argv: list[str] | None = None) -> None:
-    arguments, overrides = parser().parse_known_args(argv)
+    arguments, overrides = options.parse_known_args(argv)
     if arguments.target != "local":
         os.environ["JAX_PLATFORMS"] = "cpu"  # with a GPU platform asked for, JAX looks for a driver first
     from jax_grpo.config import load_config
     from jax_grpo.memory.compile import HERE, CannotCompile
     from jax_grpo.memory.fit import choose_micro_batches
     from jax_grpo.memory.measured import compare
-    from jax_grpo.memory.picture import save_picture
-    from jax_grpo.memory.report import report, text
+    from jax_grpo.memory.report import report, save_picture, text
 
     if arguments.measure and arguments.target not in HERE:
         raise SystemExit(
@@ -42,14 +37,14 @@ def main(argv: list[str] | None = None) -> None:
         )
     try:
         config = choose_micro_batches(load_config(arguments.config, overrides), print, target=arguments.target)
-        result = report(config, arguments.target, search=arguments.search)
+        record = report(config, arguments.target, search=arguments.search)
     except (CannotCompile, ValueError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     command = "python -m jax_grpo.memory " + " ".join(sys.argv[1:] if argv is None else argv)
-    record, words = {"command": command} | result.as_dict(), text(result)
+    words, record = text(record), {"command": command, **record}
     if arguments.measure:
         numbered = [*overrides, "--update.micro_batches", str(config.update.parts)]  # what `auto` stands for
-        record["measured"], comparison = compare(arguments.config, numbered, arguments.target, result)
+        record["measured"], comparison = compare(arguments.config, numbered, arguments.target, record["programs"])
         words += comparison
     print(words, end="")
     data, name = json.dumps(record, indent=1) + "\n", f"{Path(arguments.config).stem}_{arguments.target}"
@@ -60,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(data)
         (folder / f"{name}.md").write_text(f"`{command}`\n\n{words}\n![by part]({name}.png)\n")
-        save_picture(result, folder / f"{name}.png", Path(arguments.config).stem)
+        save_picture(record, folder / f"{name}.png", Path(arguments.config).stem)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,7 @@ class DeviceOutOfMemory(RuntimeError):
 
 @contextlib.contextmanager
 def explain_out_of_memory(phases: Phases, config: Config) -> Iterator[None]:
-    """Turns the runtime's RESOURCE_EXHAUSTED inside into one clear error.
-
-    Raises:
-        DeviceOutOfMemory: names the program of the running phase.
-    """
+    """Turns the runtime's RESOURCE_EXHAUSTED inside into one `DeviceOutOfMemory`, which names the program of the running phase."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -37,10 +33,8 @@ def explain_out_of_memory(phases: Phases, config: Config) -> Iterator[None]:
 
 def _asked(message: str) -> str:
     """What the runtime says about sizes; the wording differs by backend and version."""
-    number = re.search(r"allocat\w* (?:of )?(\d+)(?: bytes)?|allocat\w* ([\d.]+ ?[KMGT]i?B)", message)
-    if number is None:
-        return ""
-    return f" (it asked for {f'{int(number[1]) / GB:.2f} GB' if number[1] else number[2]} more)"
+    asked = re.search(r"allocat\w* (?:of )?(\d+)(?: bytes)?|allocat\w* ([\d.]+ ?[KMGT]i?B)", message)
+    return f" (it asked for {f'{int(asked[1]) / GB:.2f} GB' if asked[1] else asked[2]} more)" if asked else ""
 
 
 def _advice(program: str, config: Config) -> str:

@@ -1,8 +1,7 @@
 """One program compiled for a device: its bytes from arguments to results, what fills them at the peak, and its kernels.
 
 `cpu` and `local` compile for what is here. Every other target is a GPU of `system.devices` that need not be there: its compiler is
-`jax-cuda12-plugin`, `jax-cuda12-pjrt` and `nvidia-cuda-nvcc-cu12` (or their cuda13 kin) beside JAX, with JAX_PLATFORMS=cpu. Nothing
-here can tell its speed, since a matmul's tiles are chosen by timing on the device.
+what `INSTALL` says, or its cuda13 kin. Nothing here can tell its speed, since a matmul's tiles are chosen by timing on the device.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -41,8 +40,7 @@ class CannotCompile(RuntimeError):
     """No compiler for the target here; says what to install."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What is compiled for: `memory` in bytes, `kind` as JAX names it; a CPU's memory is the host's."""
 
     target: str
@@ -83,12 +81,7 @@ def memory_of(executable: jax.stages.Compiled) -> Compiled:
     """XLA's count of the bytes of what JAX has compiled."""
     count: Any = executable.memory_analysis()
     assert count is not None, "XLA reports its memory for CPUs and GPUs"
-    return Compiled(
-        count.argument_size_in_bytes,
-        count.output_size_in_bytes,
-        count.alias_size_in_bytes,
-        count.temp_size_in_bytes,
-    )
+    return Compiled(*(getattr(count, f"{what}_size_in_bytes") for what in ("argument", "output", "alias", "temp")))
 
 
 def device(target: str) -> Device:
@@ -113,30 +106,26 @@ def jax_device(target: str) -> Any:
         return jax.devices("cpu" if target == "cpu" else None)[0]
     text = devices.read(target, HERE).text
     try:
-        description = topologies.get_topology_desc(
-            platform="cuda", topology_name="", target_config=text, topology="1x1x1"
-        )
+        return topologies.get_topology_desc("", platform="cuda", target_config=text, topology="1x1x1").devices[0]
     except Exception as error:
         raise CannotCompile(f"no compiler for {target} here ({error}); {INSTALL}") from error
-    return description.devices[0]
 
 
 def compile_program(target: str, program: Program, *, kernels: str | None = None) -> Compiled:
     """The program as jit compiles it for the target, and of its GPU kernels those whose name begins with `kernels`.
 
-    Raises:
-        UnknownTarget, CannotCompile: see `jax_device`.
+    Raises as `jax_device` does, and CannotCompile when the assembler refuses a kernel.
     """
     options: dict[str, Any] = {"xla_dump_hlo_as_text": True}
     if kernels is not None and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
         options["xla_dump_emitter_re"] = ".*"  # has it write PTX, which 0.10 does without knowing the option
-    with tempfile.TemporaryDirectory() as folder, compiled_anew():
-        memory = memory_of(_executable(target, program, options | {"xla_dump_to": folder}))
+    with tempfile.TemporaryDirectory() as name, compiled_anew():
+        memory, folder = memory_of(_executable(target, program, options | {"xla_dump_to": name})), Path(name)
         return dataclasses.replace(
             memory,
-            live=dumps.at_peak(Path(folder)),
-            hlo=dumps.optimised_hlo(Path(folder)),
-            kernels=() if kernels is None else _kernels(Path(folder), kernels, target),
+            live=dumps.at_peak(folder),
+            hlo=dumps.optimised_hlo(folder),
+            kernels=() if kernels is None else _kernels(folder, kernels, target),
         )
 
 
@@ -149,8 +138,14 @@ def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.s
     where = jax_device(target)
     if where.platform != "cpu":  # where a program's own options hold, which these would replace
         options = AS_WRITTEN | options
+
+    def placed(x: Any) -> jax.ShapeDtypeStruct:
+        """On the device, or in its host's memory if it was there."""
+        kind = getattr(getattr(x, "sharding", None), "memory_kind", None)  # none where no device is meant yet
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(where, memory_kind=kind))
+
     with jax.default_device(where):
-        lowered = program.function.lower(*_on_device(program.arguments, where))
+        lowered = program.function.lower(*jax.tree.map(placed, program.arguments))
         try:
             return lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
@@ -159,29 +154,10 @@ def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.s
             return lowered.compile(compiler_options=options | {"xla_gpu_enable_triton_gemm": False})
 
 
-def _on_device(tree: Any, where: Any) -> Any:
-    """Shapes and dtypes of a tree's arrays, placed on the device, or in its host's memory if they were there."""
-
-    def placed(x: Any) -> jax.ShapeDtypeStruct:
-        kind = getattr(getattr(x, "sharding", None), "memory_kind", None)  # none where no device is meant yet
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(where, memory_kind=kind))
-
-    return jax.tree.map(placed, tree)
-
-
-def _ptxas() -> str | None:
-    """The assembler of an installed nvcc wheel, or one on the PATH."""
-    wheels = (str(path) for folder in sys.path for path in Path(folder).glob("nvidia/*/bin/ptxas"))
-    return next(wheels, None) or shutil.which("ptxas")
-
-
 def _kernels(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
-    """What the assembler says of each dumped kernel; nothing without one.
-
-    Raises:
-        CannotCompile: the assembler refuses a kernel.
-    """
-    assembler, kernels = _ptxas(), {}
+    """What the assembler, that of an installed nvcc wheel or one on the PATH, says of each dumped kernel; nothing without one."""
+    wheels = (str(path) for place in sys.path for path in Path(place).glob("nvidia/*/bin/ptxas"))
+    assembler, kernels = next(wheels, None) or shutil.which("ptxas"), {}
     launches = "".join(path.read_text() for path in folder.glob("*thunk_sequence.txt"))
     for path in sorted(folder.glob("*.ptx")) if assembler else []:
         names = [name for name in re.findall(r"\.entry (\w+)\(", path.read_text()) if name.startswith(beginning)]
@@ -189,11 +165,11 @@ def _kernels(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
             continue
         command = [str(assembler), "-v", f"-arch={devices.read(target).architecture}", str(path), "-o", os.devnull]
         assembled = subprocess.run(command, capture_output=True, text=True, check=False)
+        message = assembled.stderr.strip()
         if assembled.returncode:
-            message = assembled.stderr.strip()
             raise CannotCompile(f"{assembler} cannot assemble {names[0]} (too old?): {message}; {INSTALL}")
         for name in names:
-            about = assembled.stderr.split(f"'{name}'", 1)[1]
+            about = message.split(f"'{name}'", 1)[1]
             figures = (
                 re.search(r"Used (\d+) registers", about),
                 re.search(r"(\d+) bytes spill stores", about),

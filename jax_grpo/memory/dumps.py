@@ -4,10 +4,8 @@ Read from the text files that XLA dumps: `live-range` names the values at the pe
 place, and the optimised HLO who made them. Works alike for the GPU's compiler and the CPU's. Knows nothing of configs.
 """
 
-import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,16 +17,20 @@ _CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 _OP = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _INLINE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+# Of the tables at the head of a module, in which frames refer to locations, and these to files.
+_FILE = re.compile(r'^(\d+) "(.*)"', re.MULTILINE)
+_LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+).*? line=(\d+)", re.MULTILINE)
+_STACK_FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", re.MULTILINE)
 # Of the assignment and the live ranges: an allocation's number and what it is; a value's name, index, size, offset and shape.
 _ALLOCATION = re.compile(r"allocation (\d+): size \d+, (.*?):?$")
 _VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (\S+)")
-_LIVE = re.compile(r"^\s+(\S+?)(\{[\d,]*\}): (\d+) bytes")
+_LIVE = re.compile(r"^\s+(\S+?)(\{[\d,]*\}): \d+ bytes", re.MULTILINE)
+_NESTING = ("while", "body", "closed_call", "jit(<lambda>)")
 _OWNERS = {"parameter": "argument", "maybe-live-out": "output", "constant": "constant"}  # by XLA's word for them
 PACKAGE = "jax_grpo"
 
 
-@dataclasses.dataclass(frozen=True)
-class Live:
+class Live(NamedTuple):
     """An array that is alive at the peak; of its origin, what the compiler does not say is empty."""
 
     size: int  # bytes
@@ -41,21 +43,8 @@ class Live:
 class _Origin(NamedTuple):
     """Who asked for an instruction; see `Live` for both."""
 
-    operation: str
-    source: str
-
-
-_UNKNOWN = _Origin("", "")
-
-
-class _Place(NamedTuple):
-    """Where a value lies: its allocation and the offset in it; its bytes, whose memory that is, and its shape."""
-
-    allocation: int
-    offset: int
-    size: int
-    owner: str
-    shape: str
+    operation: str = ""
+    source: str = ""
 
 
 def at_peak(folder: Path) -> tuple[Live, ...]:
@@ -66,14 +55,15 @@ def at_peak(folder: Path) -> tuple[Live, ...]:
     """
     places = _places(_text(folder, "after_optimizations-buffer-assignment.txt"))
     origins = _origins(optimised_hlo(folder))
+    _, _, peak = _text(folder, "after_optimizations-live-range.txt").partition("(peak):")
     sharing: dict[tuple[int, int], list[tuple[str, str]]] = defaultdict(list)
-    for value in _values_at_peak(_text(folder, "after_optimizations-live-range.txt")):
+    for value in _LIVE.findall(peak):
         if value in places:
-            sharing[places[value][:2]].append(value)
+            sharing[places[value][0]].append(value)
     live = []
     for values in sharing.values():
-        size, owner, shape = max(places[value][2:] for value in values)
-        known = [origins.get(name, _UNKNOWN) for name, _ in values]
+        size, owner, shape = max(places[value][1] for value in values)
+        known = [origins.get(name, _Origin()) for name, _ in values]
         origin = max(known, key=lambda origin: 2 if origin.source else bool(origin.operation))  # the first of those
         live.append(Live(size, owner, shape, *origin))
     return tuple(sorted(live, key=lambda array: (-array.size, array.place, array.shape)))
@@ -92,8 +82,11 @@ def _text(folder: Path, ending: str) -> str:
     return files[-1].read_text()
 
 
-def _places(assignment: str) -> dict[tuple[str, str], _Place]:
-    """Of each value by its name and index; tuples, which are tables of addresses, are left out."""
+def _places(assignment: str) -> dict[tuple[str, str], tuple[tuple[int, int], tuple[int, str, str]]]:
+    """Of each value, by its name and index, its allocation and the offset in it; its bytes, whose memory they are, and its shape.
+
+    Tuples, which are tables of addresses, are left out.
+    """
     places, allocation, owner = {}, 0, "temporary"
     for line in assignment.splitlines():
         if header := _ALLOCATION.match(line):
@@ -101,16 +94,8 @@ def _places(assignment: str) -> dict[tuple[str, str], _Place]:
             owner = next((ours for word, ours in _OWNERS.items() if word in header.group(2)), "temporary")
         elif (value := _VALUE.match(line)) and not value.group(5).startswith("("):
             name, index, size, offset, shape = value.groups()
-            places[name, index or "{}"] = _Place(allocation, int(offset), int(size), owner, shape.split("{")[0])
+            places[name, index or "{}"] = (allocation, int(offset)), (int(size), owner, shape.split("{")[0])
     return places
-
-
-def _values_at_peak(live_ranges: str) -> Iterator[tuple[str, str]]:
-    """Name and index of each value in the list under the peak."""
-    _, _, peak = live_ranges.partition("(peak):")
-    for line in peak.splitlines():
-        if value := _LIVE.match(line):
-            yield value.group(1), value.group(2)
 
 
 def _origins(hlo: str) -> dict[str, _Origin]:
@@ -125,25 +110,18 @@ def _origins(hlo: str) -> dict[str, _Origin]:
             computation = opened.group(1)
         if not (instruction := _INSTRUCTION.match(line)):
             continue
+        name = instruction.group(1)
         if operation := _OP.search(line):
-            origin = _Origin(_short(operation.group(1)), _source(line, frames))
-            origins[instruction.group(1)] = last_of[computation] = origin
+            if frame := _FRAME.search(line):
+                source = frames.get(int(frame.group(1)), "")
+            else:
+                source = _relative(*inline.groups()) if (inline := _INLINE.search(line)) else ""
+            # The last names of JAX's path of transformations say what is computed, the first ones only where it is nested.
+            path = [part for part in operation.group(1).split("/") if part not in _NESTING]
+            origins[name] = last_of[computation] = _Origin("/".join(path[-3:]), source)
         elif called := _CALLS.search(line):
-            called_by[instruction.group(1)] = called.group(1)
-    return {name: last_of.get(called, _UNKNOWN) for name, called in called_by.items()} | origins
-
-
-def _short(operation: str) -> str:
-    """The last parts of JAX's path of transformations: they say what is computed, the first ones only where it is nested."""
-    parts = [part for part in operation.split("/") if part not in ("while", "body", "closed_call", "jit(<lambda>)")]
-    return "/".join(parts[-3:])
-
-
-def _source(line: str, frames: dict[int, str]) -> str:
-    if frame := _FRAME.search(line):
-        return frames.get(int(frame.group(1)), "")
-    inline = _INLINE.search(line)
-    return _relative(*inline.groups()) if inline else ""
+            called_by[name] = called.group(1)
+    return {name: last_of.get(called, _Origin()) for name, called in called_by.items()} | origins
 
 
 def _relative(file: str, line: str) -> str:
@@ -153,22 +131,11 @@ def _relative(file: str, line: str) -> str:
 
 def _frames(hlo: str) -> dict[int, str]:
     """The innermost line of the project of each stack frame in the tables at the head of the module."""
-    section, files, locations, frames = "", {}, {}, {}
-    for line in hlo.splitlines():
-        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
-            section = line
-        elif section == "FileNames" and (row := re.match(r'(\d+) "(.*)"', line)):
-            files[row.group(1)] = row.group(2)
-        elif section == "FileLocations" and (row := re.match(r"(\d+) \{file_name_id=(\d+).*? line=(\d+)", line)):
-            locations[row.group(1)] = _relative(files.get(row.group(2), ""), row.group(3))
-        elif section == "StackFrames" and (
-            row := re.match(r"(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", line)
-        ):
-            number, location, parent = row.groups()
-            # Parents are counted from 1 where frames are too, and a frame that names itself has none above it.
-            frames[int(number)] = locations.get(location) or frames.get(int(parent or 0) - 1, "")
-        elif frames and not line.strip():
-            break
+    files, frames = dict(_FILE.findall(hlo.partition("FunctionNames")[0])), {}  # names of functions look alike
+    locations = {number: _relative(files.get(file, ""), line) for number, file, line in _LOCATION.findall(hlo)}
+    for number, location, parent in _STACK_FRAME.findall(hlo):
+        # Parents are counted from 1 where frames are too, and a frame that names itself has none above it.
+        frames[int(number)] = locations.get(location) or frames.get(int(parent or 0) - 1, "")
     return frames
 
 

@@ -34,13 +34,8 @@ def choose_micro_batches(
 ) -> Config:
     """The config with a number for `auto`: the fewest micro-batches whose update fits. As it is when it has a number.
 
-    What no micro-batch makes smaller, the rollout and the evaluation, must fit as well.
-
-    Args:
-        config: of the run.
-        say: told in one line what was chosen and why.
-        target: see `compile.device`.
-        before: the config of the checkpoint to continue from.
+    What no micro-batch makes smaller, the rollout and the evaluation, must fit as well. `say` is told in one line what was chosen
+    and why; `before` is the config of the checkpoint to continue from.
 
     Raises:
         NothingFits: names the program, the limit and what to change.
@@ -52,10 +47,7 @@ def choose_micro_batches(
         say(f"update.micro_batches: auto is {earlier}, as the checkpoint's run chose")
         return config.with_micro_batches(earlier)
 
-    @functools.cache
-    def needs(count: int) -> int:
-        return bytes_of(config.with_micro_batches(count), "update", target)
-
+    needs = functools.cache(lambda count: bytes_of(config.with_micro_batches(count), "update", target))
     limit, source = limit_of(config, target)
     usable = (1 - MARGIN) * limit
     allowance = f"{1 - MARGIN:.0%} of {limit / GB:.3f} GB may be used ({source})"
@@ -103,7 +95,7 @@ def limit_of(config: Config, target: str) -> tuple[float, str]:
 
 def run_on(target: str, config: Config) -> Run:
     """The config's run as the target sees it."""
-    return run_of(config).seen_from(device(target).shares_host_memory)
+    return run_of(config, device(target).shares_host_memory)
 
 
 def bytes_of(config: Config, name: str, target: str) -> int:
@@ -121,9 +113,7 @@ def fewest(counts: Sequence[int], needs: Callable[[int], int], limit: float) -> 
 
     The first count itself is asked before: where it fits, as it mostly does, no other program is compiled.
     """
-    if not counts:
-        return None
-    if needs(counts[0]) <= limit:
+    if counts and needs(counts[0]) <= limit:
         return counts[0]
     place = bisect.bisect_left(counts, True, lo=1, key=lambda count: needs(count) <= limit)
     return counts[place] if place < len(counts) else None
@@ -158,16 +148,12 @@ def largest_completions(config: Config, name: str, where: Device) -> tuple[int, 
     start = config.prompts.per_iteration // (config.update.minibatches * config.update.parts if one_step else 1)
 
     def needs(prompts: int) -> int:
-        return bytes_of(_with_sizes(config, prompts, 1 if one_step else prompts), name, where.target)
+        """With so many prompts, all of them one optimiser batch."""
+        values = config.model_dump()
+        values["prompts"]["per_iteration"] = prompts
+        values["update"] |= {"minibatches": 1, "micro_batches": 1 if one_step else prompts}
+        values["kl"] |= {"guardrail": "log"}  # which compiles to the same, and may stand beside one step an iteration
+        return bytes_of(Config.model_validate(values), name, where.target)
 
     prompts, bytes_ = largest(needs, max(1, start), where.memory)
     return prompts * config.rollout.group_size, bytes_
-
-
-def _with_sizes(config: Config, prompts: int, micro_batches: int) -> Config:
-    """The config with another number of prompts, all of them one optimiser batch of so many micro-batches."""
-    values = config.model_dump()
-    values["prompts"]["per_iteration"] = prompts
-    values["update"] |= {"minibatches": 1, "micro_batches": micro_batches}
-    values["kl"] |= {"guardrail": "log"}  # which compiles to the same, and may stand beside one step an iteration
-    return Config.model_validate(values)

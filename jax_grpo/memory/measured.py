@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ import numpy as np
 from jax_grpo.config import Config, load_config
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import run_of
-from jax_grpo.memory.report import Report
 from jax_grpo.system.memory import forget_peak, peak, resident, trim
 from jax_grpo.system.process import child_record
 
@@ -33,17 +33,19 @@ ALLOCATOR = {
 }
 
 
-def compare(config: str, overrides: list[str], target: str, report: Report) -> tuple[dict[str, Any], str]:
-    """Measured bytes by program, and lines that put them beside the report's."""
-    measured = {program.name: fresh(config, overrides, target, program.name) for program in report.programs}
-    lines = ["", "| program | compiled MB | measured MB | difference |", "|---|---|---|---|"]
-    for program in report.programs:
-        record = measured[program.name]
+def compare(
+    config: str, overrides: list[str], target: str, programs: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], str]:
+    """Measured bytes by program, and lines that put them beside those of the report."""
+    measured, lines = {}, ["", "| program | compiled MB | measured MB | difference |", "|---|---|---|---|"]
+    for program in programs:
+        name, compiled = program["name"], program["peak"]
+        record = measured[name] = fresh(config, overrides, target, name)
         if "error" in record:
             columns = f"{record['error'][:120]} | -"
         else:
-            columns = f"{record['peak'] / 1e6:.1f} | {program.peak / record['peak'] - 1:+.1%}"
-        lines.append(f"| {program.name} | {program.peak / 1e6:.1f} | {columns} |")
+            columns = f"{record['peak'] / 1e6:.1f} | {compiled / record['peak'] - 1:+.1%}"
+        lines.append(f"| {name} | {compiled / 1e6:.1f} | {columns} |")
     return measured, "\n".join(lines) + "\n"
 
 
@@ -64,8 +66,7 @@ def measure(config: Config, name: str) -> dict[str, Any]:
         return jax.device_put(np.ones(leaf.shape, leaf.dtype), leaf.sharding or device)
 
     before = 0
-    # The first run starts threads and reads the runtime's code in, which is not the program's memory.
-    for _ in range(2):
+    for _ in range(2):  # the first starts threads and reads the runtime's code in, which is not the program's memory
         _give_back()
         before = resident()
         arguments = jax.block_until_ready(jax.tree.map(filled, program.arguments))
@@ -82,10 +83,7 @@ def measure(config: Config, name: str) -> dict[str, Any]:
 
 
 def _give_back() -> None:
-    """Returns freed memory to the system, which `trim` says why.
-
-    JAX frees what an earlier program left when its own threads come to it: waits until nothing more is freed.
-    """
+    """Returns freed memory to the system until nothing more is freed: JAX's own threads free what a program left in their time."""
     gc.collect()
     before, now = None, resident()
     while now != before:

@@ -18,14 +18,13 @@ from jax_grpo.config import Config
 from jax_grpo.config.files import weights_directory
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import during_training
-from jax_grpo.model.gpt2 import GPT2, GPT2Config
-from jax_grpo.model.named import random_architecture
+from jax_grpo.model.gpt2 import GPT2Config
+from jax_grpo.model.named import build_model, random_architecture
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import read_config
 from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored
 from jax_grpo.run.files import is_checkpoint, read_manifest
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Task
 from jax_grpo.update import TrainState, init_state
 
 EVALUATION = "evaluation/"  # beginning of the names of its programs
@@ -53,19 +52,12 @@ class Run:
 
     programs: tuple[Program, ...]  # an iteration's in the order they run, then the evaluation's
     resident: dict[str, int]  # bytes on the device by name
-    in_host: dict[str, int]  # bytes in the host's memory (`update.offload_optimizer`); see `seen_from`
+    in_host: dict[str, int]  # bytes in the host's memory, where that is not the device's (`update.offload_optimizer`)
     architecture: GPT2Config
     assumed: str | None  # see `architecture`
 
-    def seen_from(self, shares_host_memory: bool) -> "Run":
-        """The run as a device sees it: to one whose memory is the host's, nothing is elsewhere."""
-        if not shares_host_memory:
-            return self
-        resident = {name: bytes_ + self.in_host.get(name, 0) for name, bytes_ in self.resident.items()}
-        return dataclasses.replace(self, resident=resident, in_host={})
-
     def beside(self, program: Program) -> int:
-        """Bytes of resident arrays that are in memory while the program runs and are not among its arguments."""
+        """Bytes of resident arrays that are not among the program's arguments."""
         return sum(bytes_ for name, bytes_ in self.resident.items() if name not in program.holds)
 
     def program(self, name: str) -> Program:
@@ -96,62 +88,48 @@ def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config,
         return read_config(folder), None
     sizes = {name: getattr(config, name) or value for name, value in GPT2_SMALL.items()}
     words = ", ".join(f"{name} {value}" for name, value in sizes.items())
-    return (
-        random_architecture(config.model_copy(update=sizes), tokenizer),
-        f"{folder} is not on this machine: assumed {words} (model.num_layers and its kin say otherwise)",
-    )
+    assumed = f"{folder} is not on this machine: assumed {words} (model.num_layers and its kin say otherwise)"
+    return random_architecture(config.model_copy(update=sizes), tokenizer), assumed
 
 
-def run_of(config: Config) -> Run:
-    """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket."""
+def run_of(config: Config, shares_host_memory: bool = False) -> Run:
+    """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket, as a device sees them."""
+    tokenizer = Tokenizer.load(config.model.tokenizer)
+    sizes, assumed = architecture(config.model, tokenizer)
+    model = nnx.eval_shape(lambda: build_model(config.model, sizes, seed=0, vocabulary=tokenizer.vocab_size))
+    graphdef, params = nnx.split(model, nnx.Param)
     with contextlib.closing(make_task(config.task)) as task:
-        return _run_of(config, Tokenizer.load(config.model.tokenizer), task)
-
-
-def _run_of(config: Config, tokenizer: Tokenizer, task: Task) -> Run:
-    model = config.model
-    sizes, assumed = architecture(model, tokenizer)
-
-    def build() -> GPT2:
-        dtypes = {"param_dtype": jnp.dtype(model.param_dtype), "compute_dtype": jnp.dtype(model.compute_dtype)}
-        return GPT2(sizes, rngs=nnx.Rngs(0), remat=model.recomputed, vocabulary=tokenizer.vocab_size, **dtypes)
-
-    graphdef, params = nnx.split(nnx.eval_shape(build), nnx.Param)
+        functions = make_programs(config, graphdef, tokenizer, task)
+        how = {"max_new_tokens": config.rollout.max_new_tokens, "temperature": config.rollout.temperature}
+        evaluates = config.evaluation.positions > 0
+        modes = during_training.make_programs(graphdef, tokenizer, task, **how) if evaluates else {}
     state: TrainState = jax.eval_shape(lambda params: init_state(params, config), params)
-    moments, in_host = size(state.opt_state), {}
+    in_host = {}
     if config.update.offload_optimizer:
         state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
-        in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
-    resident = {"parameters": size(params), "moments": moments - in_host.get("moments", 0)}
-    functions = make_programs(config, graphdef, tokenizer, task)
+        if not shares_host_memory:
+            in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
+    resident = {"parameters": size(params), "moments": size(state.opt_state) - in_host.get("moments", 0)}
     inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
     rollout = jax.eval_shape(functions.generate, *inputs)
-    unscored_batch: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
-    batch = unscored_batch
+    batch: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
+    bare = batch
     programs = [Program("rollout", functions.generate, inputs, ("parameters",))]
     if needs_old_logp(config):
-        programs.append(Program("score", functions.score, (params, unscored_batch), ("parameters",)))
-        logp, entropy = jax.eval_shape(functions.score, params, unscored_batch)
+        programs.append(Program("score", functions.score, (params, bare), ("parameters",)))
+        logp, entropy = jax.eval_shape(functions.score, params, bare)
         for_mask = entropy if config.objective.entropy_quantile > 0 else None
         batch = dataclasses.replace(batch, old_logp_BS=logp, entropy_BS=for_mask)
     if config.kl.beta > 0:
         reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
-        programs.append(Program("reference", functions.score, (reference, unscored_batch), ("reference",)))
+        programs.append(Program("reference", functions.score, (reference, bare), ("reference",)))
         resident["reference"] = size(reference)
-        ref_logp, _ = jax.eval_shape(functions.score, reference, unscored_batch)
+        ref_logp, _ = jax.eval_shape(functions.score, reference, bare)
         batch = dataclasses.replace(batch, ref_logp_BS=ref_logp)
     minibatch = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
     programs.append(Program("update", functions.update, (state, minibatch), ("parameters", "moments")))
-    if config.evaluation.positions:
-        modes = during_training.make_programs(
-            graphdef,
-            tokenizer,
-            task,
-            max_new_tokens=config.rollout.max_new_tokens,
-            temperature=config.rollout.temperature,
-        )
-        inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
-        programs += [Program(f"{EVALUATION}{mode}", jitted, inputs, ("parameters",)) for mode, jitted in modes.items()]
+    inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
+    programs += [Program(f"{EVALUATION}{mode}", jitted, inputs, ("parameters",)) for mode, jitted in modes.items()]
     return Run(tuple(programs), resident, in_host, sizes, assumed)
 
 
@@ -162,9 +140,5 @@ def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 def _generation_arguments(params: Any, prompts: int, width: int) -> tuple[Any, ...]:
     """Parameters, the ids and mask of so many prompts, and the numbers of `rollout.generate.make_generate`'s program."""
-
-    def int32(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-    tokens, number_each = int32(prompts, width), int32(prompts)
-    return params, tokens, tokens, number_each, number_each, int32(), int32(), number_each
+    tokens, each, one = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((prompts, width), (prompts,), ()))
+    return params, tokens, tokens, each, each, one, one, each

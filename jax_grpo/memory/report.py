@@ -1,166 +1,205 @@
-"""A config's memory report for a device, as data and as a table."""
+"""A config's memory report for a device: a record that is written as JSON, its Markdown, and its picture.
 
-import dataclasses
+What the bytes are for is known exactly of arguments. A temporary is told by its shape: one that a parameter has is a gradient or a
+copy of a weight, one as wide as the vocabulary is logits, one of the cache's size is the cache, and the rest are activations.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from jax_grpo.config import Config
-from jax_grpo.memory.compile import POOL, Compiled, Device, compile_program, device
+from jax_grpo.memory.compile import POOL, Compiled, compile_program, device
 from jax_grpo.memory.dumps import Live
 from jax_grpo.memory.fit import largest_completions, run_on
-from jax_grpo.memory.parts import bytes_by_part, part_of
 from jax_grpo.memory.programs import Program, Run
+from jax_grpo.rollout.decoding import chunk_lengths
 from jax_grpo.system.memory import GB
 
 TOP = 8  # kinds of buffer listed for a program
+COUNTS = ("arguments", "outputs", "aliased", "temporaries")  # of XLA, see `compile.Compiled`
+PARTS = (
+    *("parameters", "moments", "reference"),  # resident from program to program
+    *("gradients", "weights cast", "logits", "activations", "KV cache"),  # temporaries
+    *("batch", "results", "gaps"),
+)
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float64": "f64"}
+
+Record = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Buffers:
-    """Arrays alike at a program's peak; see `dumps.Live`."""
-
-    count: int
-    size: int  # bytes of all
-    shape: str
-    part: str
-    operation: str
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class ProgramReport:
-    """A program's memory in bytes; `total` is that of the device while it runs, `parts` sum to it."""
-
-    name: str
-    arguments: int
-    outputs: int
-    aliased: int
-    temporaries: int
-    peak: int
-    total: int
-    parts: dict[str, int]
-    buffers: tuple[Buffers, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """A run's memory on a device, in bytes."""
-
-    device: Device
-    jax: str  # its version
-    assumed: str | None  # because it is not on this machine
-    parameters: int  # how many the model has
-    resident: dict[str, int]  # what stays on the device from program to program, by name
-    in_host: dict[str, int]  # what is kept in the host's memory instead
-    programs: tuple[ProgramReport, ...]
-    largest_micro_batch: tuple[int, int] | None  # completions and bytes; None when not looked for
-    largest_batch: tuple[int, int] | None
-
-    @property
-    def total(self) -> int:
-        """Bytes of the program that needs the most, with all that is resident."""
-        return max(program.total for program in self.programs)
-
-    @property
-    def spare(self) -> int:
-        """Bytes of the device that are never used; negative when the run does not fit."""
-        return self.device.memory - self.total
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self) | {"total": self.total, "spare": self.spare, "fits": self.spare >= 0}
-
-
-def report(config: Config, target: str, *, search: bool = False) -> Report:
+def report(config: Config, target: str, *, search: bool = False) -> dict[str, Any]:
     """Compiles every program of the config's run for the target; with `search`, some ten more for the largest batches.
 
-    Raises:
-        UnknownTarget, CannotCompile: see `compile.jax_device`.
+    Sizes are bytes. A program's `total` is that of the device while it runs, and its `parts` sum to it; the run's is the largest
+    of them. `spare` is negative when the run does not fit. The `largest` are completions and bytes; None when not looked for.
+    Raises as `compile.jax_device` does.
     """
     where, run = device(target), run_on(target, config)
-    programs = tuple(_program(run, program, compile_program(target, program)) for program in run.programs)
-    return Report(
-        where,
-        jax.__version__,
-        run.assumed,
-        sum(leaf.size for leaf in jax.tree.leaves(run.programs[0].arguments[0])),
-        run.resident,
-        run.in_host,
-        programs,
-        largest_completions(config, "update", where) if search else None,
-        largest_completions(config, "rollout", where) if search else None,
-    )
+    programs = [_of_program(target, run, program) for program in run.programs]
+    total = max(program["total"] for program in programs)
+    return {
+        "device": where._asdict(),
+        "jax": jax.__version__,
+        "assumed": run.assumed,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.programs[0].arguments[0])),
+        "resident": run.resident,
+        "in_host": run.in_host,
+        "programs": programs,
+        "largest_micro_batch": largest_completions(config, "update", where) if search else None,
+        "largest_batch": largest_completions(config, "rollout", where) if search else None,
+        "total": total,
+        "spare": where.memory - total,
+        "fits": total <= where.memory,
+    }
 
 
-def _program(run: Run, program: Program, compiled: Compiled) -> ProgramReport:
+def _of_program(target: str, run: Run, program: Program) -> dict[str, Any]:
+    compiled = compile_program(target, program)
     parts = bytes_by_part(run, program, compiled)
-    return ProgramReport(
-        program.name,
-        compiled.arguments,
-        compiled.outputs,
-        compiled.aliased,
-        compiled.temporaries,
-        compiled.total,
-        sum(parts.values()),
-        parts,
-        _alike([live for live in compiled.live if live.place == "temporary"], run, program),
-    )
+    return {
+        "name": program.name,
+        **{name: getattr(compiled, name) for name in COUNTS},
+        "peak": compiled.total,
+        "total": sum(parts.values()),
+        "parts": parts,
+        "buffers": _alike([live for live in compiled.live if live.place == "temporary"], run, program),
+    }
 
 
-def _alike(temporaries: list[Live], run: Run, program: Program) -> tuple[Buffers, ...]:
-    """Twelve layers make twelve arrays of each kind: one line with their number and sum."""
+def _alike(temporaries: Sequence[Live], run: Run, program: Program) -> list[dict[str, Any]]:
+    """Twelve layers make twelve arrays of each kind: one entry with their number and sum."""
     groups: dict[tuple[str, str, str], list[Live]] = {}
     for live in temporaries:
         groups.setdefault((live.shape, live.operation, live.source), []).append(live)
     buffers = [
-        Buffers(len(alike), sum(x.size for x in alike), shape, part_of(alike[0], run, program), operation, source)
+        {
+            "count": len(alike),
+            "size": sum(live.size for live in alike),
+            "shape": shape,
+            "part": part_of(alike[0], run, program),
+            "operation": operation,
+            "source": source,
+        }
         for (shape, operation, source), alike in groups.items()
     ]
-    return tuple(sorted(buffers, key=lambda buffers: -buffers.size)[:TOP])
+    return sorted(buffers, key=lambda buffer: -buffer["size"])[:TOP]
 
 
-def text(report: Report) -> str:
+def bytes_by_part(run: Run, program: Program, compiled: Compiled) -> dict[str, int]:
+    """Bytes of the whole device while the program runs; the run's resident arrays that it does not read included.
+
+    `gaps` are places of the temporaries' block that hold nothing at its fullest moment: arrays of different moments share it.
+    """
+    out = Counter(run.resident)
+    out["batch"] = compiled.arguments - sum(run.resident[name] for name in program.holds)
+    out["results"] = compiled.outputs - compiled.aliased
+    out["gaps"] = compiled.temporaries
+    for live in compiled.live:
+        if live.place == "temporary":
+            out[part_of(live, run, program)] += live.size
+            out["gaps"] -= live.size
+    return {name: out[name] for name in PARTS if out[name] > 0}
+
+
+def part_of(live: Live, run: Run, program: Program) -> str:
+    """The part of a temporary, by its shape."""
+    shape = _SHAPE.match(live.shape)
+    if shape is None:
+        return "activations"
+    dims = sorted(int(n) for n in shape.group(2).split(",") if n)
+    weights = [leaf for leaf in jax.tree.leaves(program.arguments[0]) if leaf.ndim >= 2 and sorted(leaf.shape) == dims]
+    if weights:
+        # A weight's gradient leaves its matmul in the compute dtype, so that only its maker tells it from a cast weight.
+        stored = shape.group(1) == _DTYPES.get(str(weights[0].dtype))
+        gradient = stored or "transpose(jvp" in live.operation
+        return "gradients" if program.name == "update" and gradient else "weights cast"
+    if {run.architecture.vocab_size, run.architecture.padded_vocab_size} & set(dims):
+        return "logits"
+    if program.generates and math.prod(dims) in _cache_sizes(run, program):
+        return "KV cache"
+    return "activations"
+
+
+def _cache_sizes(run: Run, program: Program) -> set[int]:
+    """Elements of one layer's keys: of the prompts, of each chunk of the completions, and of the half that goes on alone."""
+    rollout = jax.eval_shape(program.function, *program.arguments)
+    prompts, group, cap = rollout.completion_ids_PGC.shape
+    width, half = program.arguments[1].shape[1], prompts // 2
+    chunks = {group * length for length in chunk_lengths(cap)}
+    tokens = {prompts * n for n in {width, *chunks}} | {half * n for n in {width, group * (cap - 1), *chunks}}
+    return {run.architecture.hidden_size * n for n in tokens}
+
+
+def text(record: Record) -> str:
     """The report as Markdown."""
-    device, programs = report.device, report.programs
-    lines = [f"Note: {report.assumed}.", ""] if report.assumed else []
-    verdict, remainder = ("fits", "to spare") if report.spare >= 0 else ("DOES NOT FIT", "missing")
+    device, programs = record["device"], record["programs"]
+    lines = [f"Note: {record['assumed']}.", ""] if record["assumed"] else []
+    verdict, remainder = ("fits", "to spare") if record["fits"] else ("DOES NOT FIT", "missing")
     lines += [
-        f"**{verdict} on {device.kind} ({device.memory / GB:.2f} GB) with {abs(report.spare) / GB:.2f} GB {remainder}**: the run "
-        f"needs {report.total / GB:.2f} GB at its fullest. {report.parameters:,} parameters, JAX {report.jax}.",
+        f"**{verdict} on {device['kind']} ({device['memory'] / GB:.2f} GB) with {abs(record['spare']) / GB:.2f} GB {remainder}**: "
+        f"the run needs {record['total'] / GB:.2f} GB at its fullest. {record['parameters']:,} parameters, JAX {record['jax']}.",
         "",
     ]
-    if device.target != "cpu":
-        pool = POOL * device.memory
-        enough = report.total <= pool
-        lines += [
-            f"JAX takes {POOL:.0%} of a GPU unless told otherwise, {pool / GB:.2f} GB: "
-            + ("enough." if enough else "too little; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95."),
-            "",
-        ]
-    lines += [f"In the host's memory: {name}, {bytes_ / GB:.2f} GB.\n" for name, bytes_ in report.in_host.items()]
-    rows = {
-        f"program: {name}": [getattr(program, name) for program in programs]
-        for name in ("arguments", "outputs", "aliased", "temporaries", "peak")
-    }
-    parts = dict.fromkeys(part for program in programs for part in program.parts)
-    rows |= {part: [program.parts.get(part, 0) for program in programs] for part in parts}
-    rows["**device, total**"] = [program.total for program in programs]
-    lines += [_row("MB", [program.name for program in programs]), "|---|" + "---|" * len(programs)]
-    lines += [_row(name, [f"{bytes_ / 1e6:,.1f}" for bytes_ in sizes]) for name, sizes in rows.items()]
+    if device["target"] != "cpu":
+        pool = POOL * device["memory"]
+        advice = "enough." if record["total"] <= pool else "too little; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95."
+        lines += [f"JAX takes {POOL:.0%} of a GPU unless told otherwise, {pool / GB:.2f} GB: {advice}", ""]
+    lines += [f"In the host's memory: {name}, {size / GB:.2f} GB.\n" for name, size in record["in_host"].items()]
+    rows = {f"program: {name}": [program[name] for program in programs] for name in (*COUNTS, "peak")}
+    for part in dict.fromkeys(part for program in programs for part in program["parts"]):
+        rows[part] = [program["parts"].get(part, 0) for program in programs]
+    rows["**device, total**"] = [program["total"] for program in programs]
+    lines += [_row("MB", *(program["name"] for program in programs)), "|---|" + "---|" * len(programs)]
+    lines += [_row(name, *(f"{size / 1e6:,.1f}" for size in sizes)) for name, sizes in rows.items()]
     for program in programs:
-        lines += ["", f"Largest temporaries of `{program.name}`:", "", "| MB | arrays | what | made by | at |"]
-        lines.append("|---|---|---|---|---|")
-        for alike in program.buffers:
-            arrays = f"{alike.count} x `{alike.shape}`"
-            lines.append(
-                _row(f"{alike.size / 1e6:.1f}", [arrays, alike.part, alike.operation or "-", alike.source or "-"])
-            )
-    for label, largest in (("micro-batch", report.largest_micro_batch), ("batch", report.largest_batch)):
-        if largest:
-            lines += ["", f"Largest {label} that fits: {largest[0]} completions ({largest[1] / GB:.2f} GB)."]
+        lines += ["", f"Largest temporaries of `{program['name']}`:", ""]
+        lines += ["| MB | arrays | what | made by | at |", "|---|---|---|---|---|"]
+        for alike in program["buffers"]:
+            size, arrays = f"{alike['size'] / 1e6:.1f}", f"{alike['count']} x `{alike['shape']}`"
+            lines.append(_row(size, arrays, alike["part"], alike["operation"] or "-", alike["source"] or "-"))
+    for key, label in (("largest_micro_batch", "micro-batch"), ("largest_batch", "batch")):
+        if record[key]:
+            completions, size = record[key]
+            lines += ["", f"Largest {label} that fits: {completions} completions ({size / GB:.2f} GB)."]
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, cells: list[str]) -> str:
-    return f"| {name} | {' | '.join(cells)} |"
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def save_picture(record: Record, path: Path, title: str) -> None:
+    """Writes a PNG: a bar for each program, stacked by what fills the device while it runs, under the line of what that has."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    device, programs = record["device"], record["programs"]
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    names, bottom = [program["name"] for program in programs], [0.0] * len(programs)
+    colours = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
+    for number, part in enumerate(PARTS):
+        heights = [program["parts"].get(part, 0) / GB for program in programs]
+        if any(heights):
+            axes.bar(names, heights, bottom=bottom, label=part, color=colours[number], width=0.6)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    for place, top in enumerate(bottom):
+        axes.annotate(f"{top:.2f} GB", (place, top), ha="center", va="bottom")
+    if device["memory"] < 2 * max(bottom) * GB:
+        axes.axhline(device["memory"] / GB, color="black", linestyle="--", linewidth=1)
+        axes.annotate(device["kind"], (0, device["memory"] / GB), va="bottom")
+    axes.set_ylabel("GB on the device")
+    axes.set_ylim(0, 1.15 * max(bottom))
+    axes.set_title(f"{title}: {device['kind']}, {record['spare'] / GB:.2f} GB to spare", fontsize=10)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -6,13 +6,13 @@ The last two compute a prompt's keys and values once for its G completions. Know
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo.model.layers import GPT2Config, Linear, normal, wide_dtype
+from jax_grpo.model.layers import GPT2Config, inwards, residual, wide_dtype
 
 
 class KV(NamedTuple):
@@ -46,40 +46,27 @@ def split_rows(x_RX: jax.Array, prompt_PT: jax.Array, completion_PGC: jax.Array)
     )
 
 
-def _joint_softmax(parts: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim: int) -> list[jax.Array]:
+def _joint_softmax(sets: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim: int) -> list[jax.Array]:
     """Attention weights of one softmax over several sets of keys, each given as its scores [..., S] and which of them are seen."""
-    lowest = jnp.finfo(parts[0][0].dtype).min
-    scores = jnp.concatenate([jnp.where(seen, scores, lowest) for scores, seen in parts], axis=-1)
+    lowest = jnp.finfo(sets[0][0].dtype).min
+    scores = jnp.concatenate([jnp.where(seen, scores, lowest) for scores, seen in sets], axis=-1)
     weights = jax.nn.softmax(scores / math.sqrt(head_dim), axis=-1)
-    ends = list(itertools.accumulate(scores.shape[-1] for scores, _ in parts))
+    ends = list(itertools.accumulate(scores.shape[-1] for scores, _ in sets))
     return jnp.split(weights, ends[:-1], axis=-1)
 
 
 class Attention(nnx.Module):
     """Causal multi-head attention, `softmax(q k^T / sqrt(D)) v`, softmax in at least float32."""
 
-    def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs, param_dtype, compute_dtype):
-        width = config.hidden_size
+    def __init__(self, config: GPT2Config, **how: Any):
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.c_attn = Linear(
-            width, 3 * width, kernel_init=normal(0.02), dtype=compute_dtype, param_dtype=param_dtype, rngs=rngs
-        )
-        # GPT-2 scales the residual projections by 1/sqrt(2 L): 2 L of them add up in the residual stream.
-        self.c_proj = Linear(
-            width,
-            width,
-            kernel_init=normal(0.02 / math.sqrt(2 * config.num_layers)),
-            dtype=compute_dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        self.c_attn = inwards(config, 3, **how)
+        self.c_proj = residual(config, 1, **how)
 
     def qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., H] to three arrays [..., N, D]."""
-        q, k, v = (
-            part.reshape(*part.shape[:-1], self.num_heads, self.head_dim)
-            for part in jnp.split(self.c_attn(x), 3, axis=-1)
-        )
+        heads = (*x.shape[:-1], self.num_heads, self.head_dim)
+        q, k, v = (x.reshape(heads) for x in jnp.split(self.c_attn(x), 3, axis=-1))
         return q, k, v
 
     def project(self, heads: jax.Array) -> jax.Array:
@@ -104,23 +91,17 @@ class Attention(nnx.Module):
         out_PTND = self._causal(q_PTND, k_PTND, v_PTND, mask_P1TT)
         causal_CC = jnp.tril(jnp.ones((q_PGCND.shape[2], q_PGCND.shape[2]), bool))
         own_PGCS = causal_CC & completion_mask_PGC.astype(bool)[:, :, None, :]
-        weights = _joint_softmax(
-            [
-                (
-                    jnp.einsum("pgcnd,ptnd->pgnct", q_PGCND, k_PTND, preferred_element_type=wide_dtype(q_PGCND)),
-                    prompt_mask_PT.astype(bool)[:, None, None, None, :],
-                ),
-                (
-                    jnp.einsum("pgcnd,pgsnd->pgncs", q_PGCND, k_PGCND, preferred_element_type=wide_dtype(q_PGCND)),
-                    own_PGCS[:, :, None],
-                ),
-            ],
-            self.head_dim,
-        )
-        on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in weights)
-        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND) + jnp.einsum(
-            "pgncs,pgsnd->pgcnd", on_own, v_PGCND
-        )
+
+        def scores(equation: str, k: jax.Array) -> jax.Array:
+            return jnp.einsum(equation, q_PGCND, k, preferred_element_type=wide_dtype(q_PGCND))
+
+        sets = [
+            (scores("pgcnd,ptnd->pgnct", k_PTND), prompt_mask_PT.astype(bool)[:, None, None, None, :]),
+            (scores("pgcnd,pgsnd->pgncs", k_PGCND), own_PGCS[:, :, None]),
+        ]
+        on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in _joint_softmax(sets, self.head_dim))
+        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND)
+        out_PGCND += jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v_PGCND)
         return self.project(join_rows(out_PTND, out_PGCND))
 
     def _causal(self, q_BTND: jax.Array, k_BTND: jax.Array, v_BTND: jax.Array, mask_B1TT: jax.Array) -> jax.Array:
@@ -150,16 +131,10 @@ class Attention(nnx.Module):
         def scores(keys: str, k: jax.Array) -> jax.Array:
             return jnp.einsum(f"pgnd,{keys}->pgns", q_PGND, k, preferred_element_type=wide_dtype(q_PGND))
 
-        seen = [True] * len(full) + [jnp.arange(last.k.shape[3]) <= place]
-        chunks = [*full, last]
-        weights = _joint_softmax(
-            [
-                (scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, :]),
-                *((scores("pgnsd", chunk.k), s) for chunk, s in zip(chunks, seen, strict=True)),
-            ],
-            self.head_dim,
-        )
-        on_prompt, *on_own = (w.astype(x_PGH.dtype) for w in weights)
+        chunks, seen = [*full, last], [*[True] * len(full), jnp.arange(last.k.shape[3]) <= place]
+        sets = [(scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, :])]
+        sets += [(scores("pgnsd", chunk.k), s) for chunk, s in zip(chunks, seen, strict=True)]
+        on_prompt, *on_own = (w.astype(x_PGH.dtype) for w in _joint_softmax(sets, self.head_dim))
         out_PGND = jnp.einsum("pgns,pnsd->pgnd", on_prompt, prompt.v)
         for weights_PGNS, chunk in zip(on_own, chunks, strict=True):
             out_PGND += jnp.einsum("pgns,pgnsd->pgnd", weights_PGNS, chunk.v)

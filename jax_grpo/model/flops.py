@@ -64,11 +64,7 @@ def completions_work(prompt_mask_PT: npt.ArrayLike, completion_mask_PGC: npt.Arr
 
 
 def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
-    """MFU: FLOPs over what the device could have done in that time.
-
-    Raises:
-        ImpossibleRate: above 1; names what was timed and the numbers.
-    """
+    """MFU: FLOPs over what the device could have done in that time. Raises ImpossibleRate above 1."""
     share = flops / (seconds * peak)
     if share > 1:
         raise ImpossibleRate(
@@ -79,18 +75,14 @@ def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
 
 
 def rates(work: Mapping[str, float], seconds: Mapping[str, float], peak: float | None) -> dict[str, float]:
-    """Metrics of an iteration's phases: `flops_per_second/<phase>`, and `mfu/<phase>` where the device's peak is known.
+    """`flops_per_second/<phase>` of an iteration's phases, and `mfu/<phase>` where the device's peak is known (not None).
 
-    Args:
-        work: FLOPs of each phase.
-        seconds: of each phase, around finished work.
-        peak: of the device; None: unknown.
+    `work` is the FLOPs of each phase, `seconds` its time, taken around finished work.
     """
     out: dict[str, float] = {}
     for phase, flops in work.items():
-        if not flops or phase not in seconds:
-            continue
-        out[f"flops_per_second/{phase}"] = flops / seconds[phase]
-        if peak is not None:
-            out[f"mfu/{phase}"] = utilisation(flops, seconds[phase], peak, phase)
+        if flops and phase in seconds:
+            out[f"flops_per_second/{phase}"] = flops / seconds[phase]
+            if peak is not None:
+                out[f"mfu/{phase}"] = utilisation(flops, seconds[phase], peak, phase)
     return out

@@ -7,14 +7,14 @@ sampling or losses.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jax_grpo.model.attention import KV, Attention, causal_mask, join_rows, split_rows
-from jax_grpo.model.layers import MLP, GPT2Config, layer_norm, normal
+from jax_grpo.model.layers import MLP, GPT2Config, layer_norm
 
 
 def position_ids(attention_mask_BT: jax.Array) -> jax.Array:
@@ -27,30 +27,25 @@ def position_ids(attention_mask_BT: jax.Array) -> jax.Array:
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block."""
+    """Pre-norm transformer block; its three forms, and what they take beside `x`, are those of `Attention`."""
 
-    def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs, param_dtype, compute_dtype):
-        self.ln_1 = layer_norm(config, rngs, param_dtype, compute_dtype)
-        self.attn = Attention(config, rngs=rngs, param_dtype=param_dtype, compute_dtype=compute_dtype)
-        self.ln_2 = layer_norm(config, rngs, param_dtype, compute_dtype)
-        self.mlp = MLP(config, rngs=rngs, param_dtype=param_dtype, compute_dtype=compute_dtype)
+    def __init__(self, config: GPT2Config, **how: Any):
+        self.ln_1 = layer_norm(config, **how)
+        self.attn = Attention(config, **how)
+        self.ln_2 = layer_norm(config, **how)
+        self.mlp = MLP(config, **how)
 
     def __call__(self, x_BTH: jax.Array, mask_B1TT: jax.Array) -> tuple[jax.Array, KV]:
         attended_BTH, kv = self.attn(self.ln_1(x_BTH), mask_B1TT)
         x_BTH = x_BTH + attended_BTH
         return x_BTH + self.mlp(self.ln_2(x_BTH)), kv
 
-    def grouped(
-        self, x_RH: jax.Array, mask_P1TT: jax.Array, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
-    ) -> jax.Array:
-        attended_RH = self.attn.grouped(self.ln_1(x_RH), mask_P1TT, prompt_mask_PT, completion_mask_PGC)
-        x_RH = x_RH + attended_RH
+    def grouped(self, x_RH: jax.Array, *masks: jax.Array) -> jax.Array:
+        x_RH = x_RH + self.attn.grouped(self.ln_1(x_RH), *masks)
         return x_RH + self.mlp(self.ln_2(x_RH))
 
-    def decode(
-        self, x_PGH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, own: Sequence[KV], step: jax.Array
-    ) -> tuple[jax.Array, KV]:
-        attended_PGH, last = self.attn.decode(self.ln_1(x_PGH), prompt, prompt_mask_PT, own, step)
+    def decode(self, x_PGH: jax.Array, *past: Any) -> tuple[jax.Array, KV]:
+        attended_PGH, last = self.attn.decode(self.ln_1(x_PGH), *past)
         x_PGH = x_PGH + attended_PGH
         return x_PGH + self.mlp(self.ln_2(x_PGH)), last
 
@@ -86,12 +81,10 @@ def differentiated(method: Callable, remat: Remat) -> Callable:
 
 
 class GPT2(nnx.Module):
-    """GPT-2 without its head.
+    """GPT-2 without its head, initialised as GPT-2 is: N(0, 0.02), scaled residual projections, zero biases.
 
     Args:
-        config: architecture.
-        rngs: initialises weights as GPT-2 does, N(0, 0.02) with scaled residual projections and zero biases.
-        param_dtype: dtype the parameters are stored in.
+        config, rngs, param_dtype: the architecture, and what its parameters are drawn from and stored in.
         compute_dtype: dtype of activations and matmuls; norms' statistics and softmax use at least float32.
         remat: recompute each block in the backward pass instead of keeping its activations; `dots` keeps the results of
             its matmuls with weights.
@@ -115,33 +108,16 @@ class GPT2(nnx.Module):
         self.remat: Remat = remat
         self.compute_dtype = jnp.dtype(compute_dtype)
 
-        def embedding_init(key, shape, dtype):
+        def token_init(key, shape, dtype):
             rows = jnp.arange(shape[0])[:, None] < config.vocab_size
             return jnp.where(rows, jax.random.normal(key, shape, dtype) * 0.02, 0).astype(dtype)
 
-        self.wte = nnx.Embed(
-            config.padded_vocab_size,
-            config.hidden_size,
-            embedding_init=embedding_init,
-            dtype=param_dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
-        self.wpe = nnx.Embed(
-            config.max_position_embeddings,
-            config.hidden_size,
-            embedding_init=normal(0.02),
-            dtype=param_dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
-        self.h = nnx.List(
-            [
-                Block(config, rngs=rngs, param_dtype=param_dtype, compute_dtype=compute_dtype)
-                for _ in range(config.num_layers)
-            ]
-        )
-        self.ln_f = layer_norm(config, rngs, param_dtype, compute_dtype)
+        how = {"rngs": rngs, "param_dtype": param_dtype, "dtype": compute_dtype}
+        embed = functools.partial(nnx.Embed, features=config.hidden_size, **how | {"dtype": param_dtype})
+        self.wte = embed(config.padded_vocab_size, embedding_init=token_init)
+        self.wpe = embed(config.max_position_embeddings, embedding_init=nnx.initializers.normal(0.02))
+        self.h = nnx.List([Block(config, **how) for _ in range(config.num_layers)])
+        self.ln_f = layer_norm(config, **how)
 
     def _embed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
         """Token plus position embedding [..., H] in the compute dtype.
@@ -191,16 +167,12 @@ class GPT2(nnx.Module):
         length_P = jnp.sum(prompt_mask_PT.astype(jnp.int32), axis=-1)
         position_PGC = length_P[:, None, None] + position_ids(read_mask_PGC)
         x_RH = join_rows(x_PTH, self._embed(read_PGC, position_PGC))
-        x_RH = self._through_blocks(x_RH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
+        run = differentiated(Block.grouped, self.remat)
+        for block in self.h:
+            x_RH = run(block, x_RH, mask_P1TT, prompt_mask_PT, read_mask_PGC)
         x_PTH, x_PGCH = split_rows(x_RH, prompt_mask_PT, read_mask_PGC)
         last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))
         return self.ln_f(jnp.concatenate([last_PGH[:, :, None], x_PGCH], axis=2))
-
-    def _through_blocks(self, x_RH: jax.Array, *masks: jax.Array) -> jax.Array:
-        run = differentiated(Block.grouped, self.remat)
-        for block in self.h:
-            x_RH = run(block, x_RH, *masks)
-        return x_RH
 
     def decode(
         self,
@@ -211,13 +183,11 @@ class GPT2(nnx.Module):
         chunks: Sequence[list[KV]],
         step: jax.Array,
     ) -> tuple[jax.Array, list[KV]]:
-        """One decode step: hidden states [P, G, H] of the given tokens, and the last chunk with these tokens in it.
+        """One decode step: hidden states [P, G, H] of the tokens just sampled, and the last chunk with these tokens in it.
 
         Args:
-            token_PG: the token just sampled for each completion, int32.
-            position_PG: its position (real prompt tokens + step), int32.
-            prompts: per layer [P, N, T, D]; stored once per prompt and read by all G completions.
-            prompt_mask_PT: 1 on real prompt tokens.
+            token_PG, position_PG: int32; positions count real prompt tokens and steps.
+            prompts, prompt_mask_PT: per layer [P, N, T, D], stored once per prompt and read by all G completions.
             chunks: the completions' tokens so far, by chunk and layer [P, G, N, S, D]; all but the last are full. A chunk a
                 loop makes attention read what is there, not the whole cap.
             step: index of this token within its completion, int32 scalar; it belongs into the last chunk.

@@ -1,10 +1,12 @@
 """GPT-2's architecture and the layers around attention: linear maps, norms, the MLP.
 
-Attribute names follow Hugging Face's, so that a parameter's path is its checkpoint name.
+Attribute names follow Hugging Face's, so that a parameter's path is its checkpoint name. Everywhere `how` is what all layers of a
+model have in common: Flax's `rngs`, `param_dtype`, and `dtype`, which is the compute dtype.
 """
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +35,8 @@ class GPT2Config:
             if getattr(self, field) < 1:
                 raise ValueError(f"GPT2Config.{field} is {getattr(self, field)}; expected at least 1")
         if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"GPT2Config.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
-            )
+            heads = f"num_heads {self.num_heads}"
+            raise ValueError(f"GPT2Config.hidden_size {self.hidden_size} is not a multiple of {heads}")
 
     @property
     def padded_vocab_size(self) -> int:
@@ -52,11 +53,6 @@ def wide_dtype(x: jax.Array):
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def normal(std: float):
-    """Initialiser of GPT-2's weights."""
-    return nnx.initializers.normal(std)
-
-
 class Linear(nnx.Linear):
     """x W + b in the compute dtype, but for the addition of b.
 
@@ -71,34 +67,30 @@ class Linear(nnx.Linear):
         return (product.astype(wide) + self.bias[...].astype(wide)).astype(self.dtype)
 
 
+def inwards(config: GPT2Config, wider: int, **how: Any) -> Linear:
+    """H to `wider` H, of what a block reads: weights from N(0, 0.02)."""
+    init = nnx.initializers.normal(0.02)
+    return Linear(config.hidden_size, wider * config.hidden_size, kernel_init=init, **how)
+
+
+def residual(config: GPT2Config, wider: int, **how: Any) -> Linear:
+    """`wider` H to H, added to the residual stream: weights from N(0, 0.02 / sqrt(2 L)), since 2 L of them add up there."""
+    init = nnx.initializers.normal(0.02 / math.sqrt(2 * config.num_layers))
+    return Linear(wider * config.hidden_size, config.hidden_size, kernel_init=init, **how)
+
+
 class MLP(nnx.Module):
     """Width H to 4 H and back, with GPT-2's tanh approximation of GELU (`gelu_new`)."""
 
-    def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs, param_dtype, compute_dtype):
-        width = config.hidden_size
-        self.c_fc = Linear(
-            width, 4 * width, kernel_init=normal(0.02), dtype=compute_dtype, param_dtype=param_dtype, rngs=rngs
-        )
-        self.c_proj = Linear(
-            4 * width,
-            width,
-            kernel_init=normal(0.02 / math.sqrt(2 * config.num_layers)),
-            dtype=compute_dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+    def __init__(self, config: GPT2Config, **how: Any):
+        self.c_fc = inwards(config, 4, **how)
+        self.c_proj = residual(config, 4, **how)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.c_proj(jax.nn.gelu(self.c_fc(x), approximate=True))
 
 
-def layer_norm(config: GPT2Config, rngs: nnx.Rngs, param_dtype, compute_dtype) -> nnx.LayerNorm:
+def layer_norm(config: GPT2Config, **how: Any) -> nnx.LayerNorm:
     """GPT-2's norm over the last axis, variance about the mean."""
-    return nnx.LayerNorm(
-        config.hidden_size,
-        epsilon=config.layer_norm_epsilon,
-        use_fast_variance=False,  # E[x^2] - E[x]^2 cancels in float32
-        dtype=compute_dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-    )
+    # Fast variance, E[x^2] - E[x]^2, cancels in float32.
+    return nnx.LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon, use_fast_variance=False, **how)

@@ -16,7 +16,7 @@ from jax_grpo.config import ConfigError
 from jax_grpo.config.files import RUN_WEIGHTS, require_weights, weights_directory
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
-from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.tokenizer import MARKER_FILE, Tokenizer
 from jax_grpo.model.weights import WeightsError, abstract_params, load_hf, read_config, require_finite
 from jax_grpo.run import checkpoints
 from jax_grpo.run.files import STATE, is_checkpoint, read_manifest
@@ -43,54 +43,53 @@ class Model(NamedTuple):
 
 def random_architecture(config: ModelConfig, tokenizer: Tokenizer) -> GPT2Config:
     """Architecture of random weights: the sizes that the config gives, all of them by its own check."""
-    return GPT2Config(
-        vocab_size=config.vocab_size or tokenizer.vocab_size,
-        num_layers=config.num_layers or 0,
-        num_heads=config.num_heads or 0,
-        hidden_size=config.hidden_size or 0,
-        max_position_embeddings=config.max_position_embeddings or 0,
-    )
+    sizes = (config.num_layers, config.num_heads, config.hidden_size, config.max_position_embeddings)
+    return GPT2Config(config.vocab_size or tokenizer.vocab_size, *(size or 0 for size in sizes))
 
 
 def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
-    """The config's tokenizer and its model (`load_model`), whose vocabulary must have room for the tokenizer's.
+    """The config's tokenizer and its model, whose vocabulary must have room for the tokenizer's.
 
-    Raises:
-        TokenizerError: no such tokenizer.
-        ConfigError, WeightsError, CheckpointError: see `load_model`.
+    Raises as `Tokenizer.load` and `load_model` do.
     """
     tokenizer = Tokenizer.load(config.tokenizer)
-    model = load_model(config, seed, context, tokenizer.vocab_size)
-    return Policy(model.architecture, tokenizer, model.graphdef, model.params)
+    architecture, graphdef, params = load_model(config, seed, context, tokenizer.vocab_size)
+    return Policy(architecture, tokenizer, graphdef, params)
+
+
+def build_model(config: ModelConfig, architecture: GPT2Config, *, seed: int, vocabulary: int | None) -> GPT2:
+    """The model as the config's section says, with random weights; see `GPT2`."""
+    return GPT2(
+        architecture,
+        rngs=nnx.Rngs(seed),
+        param_dtype=jnp.dtype(config.param_dtype),
+        compute_dtype=jnp.dtype(config.compute_dtype),
+        remat=config.recomputed,
+        vocabulary=vocabulary,
+    )
 
 
 def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | None = None) -> Model:
     """Builds the model and loads its weights, or initialises them from `seed` when the config names none.
 
-    Args:
-        config: the config's `model` section.
-        seed: of the initialisation.
-        context: tokens a sequence may have (prompt and completion); must fit the model's positions.
-        vocabulary: tokens the softmax is over, for all of which the weights must have rows; None: as many as there are rows.
+    Its positions must hold `context` tokens of prompt and completion, and its rows the `vocabulary` that the softmax is over (None:
+    as many tokens as there are rows).
 
     Raises:
         ConfigError: there are no such weights, or the vocabulary or context does not fit them.
         WeightsError: the folder's files are not a GPT-2.
         CheckpointError: the folder is a checkpoint, and damaged.
     """
-    dtypes = {"param_dtype": jnp.dtype(config.param_dtype), "compute_dtype": jnp.dtype(config.compute_dtype)}
     if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
-        raise ConfigError(
-            "model.compute_dtype or model.param_dtype is float64: set JAX_ENABLE_X64=1, else JAX uses float32"
-        )
+        where = "model.compute_dtype or model.param_dtype"
+        raise ConfigError(f"{where} is float64: set JAX_ENABLE_X64=1, else JAX uses float32")
     if config.weights is None:
-        architecture = random_architecture(config, Tokenizer.load(config.tokenizer))
-        params = None
+        architecture, params = random_architecture(config, Tokenizer.load(config.tokenizer)), None
     else:
         require_weights(config.weights)
         folder = weights_directory(config.weights)
         load = load_checkpoint if is_checkpoint(folder) else load_hf
-        architecture, params = load(folder, dtypes["param_dtype"])
+        architecture, params = load(folder, jnp.dtype(config.param_dtype))
     if vocabulary is not None and architecture.vocab_size < vocabulary:
         raise ConfigError(
             f"model.tokenizer {config.tokenizer!r} has {vocabulary} tokens but the model's vocabulary has "
@@ -103,7 +102,7 @@ def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | N
         )
 
     def build() -> GPT2:
-        return GPT2(architecture, rngs=nnx.Rngs(seed), remat=config.recomputed, vocabulary=vocabulary, **dtypes)
+        return build_model(config, architecture, seed=seed, vocabulary=vocabulary)
 
     if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
         params = jax.jit(lambda: nnx.state(build(), nnx.Param))()
@@ -119,26 +118,20 @@ def find_tokenizer(weights: str) -> str:
     folder = weights_directory(weights)
     if is_checkpoint(folder):
         return read_manifest(folder)["config"]["model"]["tokenizer"]
-    if any((folder / file).is_file() for file in ("jax_grpo_tokenizer.json", "vocab.json")):
+    if any((folder / file).is_file() for file in (MARKER_FILE, "vocab.json")):
         return str(folder)
     if (vocabulary := read_config(folder).vocab_size) == GPT2_VOCABULARY:
         return "gpt2"
     raise WeightsError(
-        f"{folder} has no tokenizer (vocab.json and merges.txt, or jax_grpo_tokenizer.json) and its vocabulary of "
+        f"{folder} has no tokenizer (vocab.json and merges.txt, or {MARKER_FILE}) and its vocabulary of "
         f"{vocabulary} is not GPT-2's {GPT2_VOCABULARY}; put the tokenizer's files beside the weights"
     )
 
 
 def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
-    """The policy of a name, computing in float32.
+    """The policy of a user's name, computing in float32; its tokenizer is the weights' own (`find_tokenizer`) unless given.
 
-    Args:
-        name: what a user calls a model.
-        tokenizer: `chess`, `gpt2` or a folder; None: the weights' own, see `find_tokenizer`.
-        context: tokens a sequence may have.
-
-    Raises:
-        ConfigError, WeightsError, TokenizerError, CheckpointError: see `find_tokenizer` and `load_policy`.
+    Raises as `find_tokenizer` and `load_policy` do.
     """
     require_weights(name)
     config = ModelConfig(weights=name, tokenizer=tokenizer or find_tokenizer(name))

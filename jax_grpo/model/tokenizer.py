@@ -6,6 +6,7 @@ back to bytes. Knows nothing of tasks or models.
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 ASSETS = Path(__file__).parents[1] / "assets" / "tokenizers"
 END_OF_TEXT = "<|endoftext|>"
-_MARKER_FILE = "jax_grpo_tokenizer.json"
+MARKER_FILE = "jax_grpo_tokenizer.json"
 
 # A board square as a character outside the 0-255 range that bytes occupy (they are mapped one to one to U+0000-U+00FF).
 _PIECES = ".PNBRQKpnbrqk"
@@ -50,9 +51,9 @@ def _collapse_board(squares: str) -> str:
 def chess_vocabulary() -> list[str]:
     """Multi-character tokens of the chess vocabulary. The order is part of every checkpoint: only ever append."""
     names = [f"{file}{rank}" for rank in range(1, 9) for file in "abcdefgh"]
-    castling = ["".join(c for c, on in zip("KQkq", bits, strict=True) if on) for bits in _castling_bits()]
+    castling = ["".join(itertools.compress("KQkq", bits)) for bits in itertools.product((1, 0), repeat=4) if any(bits)]
     return [
-        *list(PIECE_OF_SQUARE),
+        *PIECE_OF_SQUARE,
         *[f" {name}" for name in names],
         *names,
         *[f" {rights}" for rights in castling],
@@ -63,10 +64,6 @@ def chess_vocabulary() -> list[str]:
         *[" " * width for width in (2, 4, 8, 16, 32)],
         *["+0.001", "+1.0", "+0.5", "+-1.0", "+0", "+1"],
     ]
-
-
-def _castling_bits() -> list[tuple[int, int, int, int]]:
-    return [(k, q, bk, bq) for k in (1, 0) for q in (1, 0) for bk in (1, 0) for bq in (1, 0) if k + q + bk + bq]
 
 
 def _byte_tokenizer() -> tokenizers.Tokenizer:
@@ -94,16 +91,10 @@ def _gpt2_byte_of_char() -> dict[str, int]:
 
 
 class Tokenizer:
-    """One interface over both vocabularies. `eos_id` also serves as padding: masks, not ids, say what is padding.
-
-    Attributes:
-        name: "gpt2" or "chess".
-        vocab_size: number of token ids.
-    """
+    """One interface over the vocabularies "gpt2" and "chess". End-of-text is also padding: masks, not ids, say what is padding."""
 
     def __init__(self, name: str, backend: tokenizers.Tokenizer):
-        self.name = name
-        self._backend = backend
+        self.name, self._backend = name, backend
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         eos_id = backend.token_to_id(END_OF_TEXT)
         if eos_id is None:
@@ -120,11 +111,9 @@ class Tokenizer:
         """
         if name_or_dir == "chess":
             return cls("chess", _byte_tokenizer())
-        if name_or_dir == "gpt2":
-            return cls("gpt2", _gpt2_backend(ASSETS / "gpt2" / "vocab.json", ASSETS / "gpt2" / "merges.txt"))
-        folder = Path(name_or_dir)
-        if (folder / _MARKER_FILE).is_file():
-            return cls.load(json.loads((folder / _MARKER_FILE).read_text())["name"])
+        folder = ASSETS / "gpt2" if name_or_dir == "gpt2" else Path(name_or_dir)
+        if (folder / MARKER_FILE).is_file():
+            return cls.load(json.loads((folder / MARKER_FILE).read_text())["name"])
         vocab, merges = folder / "vocab.json", folder / "merges.txt"
         if not (vocab.is_file() and merges.is_file()):
             raise TokenizerError(
@@ -141,7 +130,7 @@ class Tokenizer:
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         if self.name == "chess":
-            (folder / _MARKER_FILE).write_text(json.dumps({"name": "chess", "vocab_size": self.vocab_size}) + "\n")
+            (folder / MARKER_FILE).write_text(json.dumps({"name": "chess", "vocab_size": self.vocab_size}) + "\n")
             return
         self._backend.model.save(str(folder))
         self._backend.save(str(folder / "tokenizer.json"))
@@ -159,25 +148,22 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, without end-of-text; bytes that are not UTF-8 become U+FFFD, ids >= vocab_size raise.
+        """Text of the ids, without end-of-text; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             TokenizerError: an id is outside the vocabulary.
         """
-        kept = [int(i) for i in ids if i != self.eos_id]
-        if any(not 0 <= i < self.vocab_size for i in kept):
-            raise TokenizerError(f"token ids must be in [0, {self.vocab_size}); found {min(kept)} to {max(kept)}")
+        tokens = [int(i) for i in ids if i != self.eos_id]
+        if any(not 0 <= i < self.vocab_size for i in tokens):
+            raise TokenizerError(f"token ids must be in [0, {self.vocab_size}); found {min(tokens)} to {max(tokens)}")
         if self.name == "gpt2":
-            return self._backend.decode(kept, skip_special_tokens=False)
-        chars = "".join(self._backend.id_to_token(i) or "" for i in kept)
+            return self._backend.decode(tokens, skip_special_tokens=False)
+        chars = "".join(self._backend.id_to_token(i) or "" for i in tokens)
         chars = _SQUARE_RUN.sub(lambda run: _collapse_board(run[0]), chars)
         return chars.encode("latin-1").decode("utf-8", errors="replace")
 
     def token_bytes(self) -> list[bytes]:
-        """Bytes each id contributes to the text, for byte-level automata.
-
-        End-of-text gives b"". Board squares give b"\\x00": their text depends on their neighbours.
-        """
+        """Bytes each id adds to the text; of end-of-text b"", of a board square, whose text depends on its neighbours, b"\\x00"."""
         strings = [self._backend.id_to_token(i) or "" for i in range(self.vocab_size)]
         strings[self.eos_id] = ""
         if self.name == "gpt2":

@@ -4,11 +4,13 @@ Tensors are read one by one. Names with and without the `transformer.` prefix ar
 embedding is padded to the model's row multiple on the way in and cut to the vocabulary on the way out.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
@@ -24,8 +26,9 @@ EMBEDDING = f"{PREFIX}wte.weight"
 # Causal-mask buffers of old checkpoints, and the tied head, which holds no values of its own.
 IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias")
 HEAD = "lm_head.weight"
-FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-
+FLOATS = ("F64", "F32", "F16", "BF16")
+# Hugging Face's names of `GPT2Config`'s sizes, in their order.
+SIZES = ("vocab_size", "n_layer", "n_head", "n_embd", "n_positions")
 # GPT-2 settings this model does not implement, with the only value that means what it computes.
 FIXED_SETTINGS = {
     "model_type": "gpt2",
@@ -49,13 +52,7 @@ def hf_name(path: tuple) -> str:
 
 def abstract_params(config: GPT2Config, dtype: Any = jnp.float32) -> nnx.State:
     """Parameter tree of shapes and dtypes, nothing allocated."""
-    model = nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0), param_dtype=dtype))
-    return nnx.split(model, nnx.Param)[1]
-
-
-def _expected_shapes(config: GPT2Config) -> dict[str, tuple[int, ...]]:
-    shapes = {hf_name(path): leaf.get_value().shape for path, leaf in nnx.to_flat_state(abstract_params(config))}
-    return shapes | {EMBEDDING: (config.vocab_size, config.hidden_size)}
+    return nnx.state(nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0), param_dtype=dtype)), nnx.Param)
 
 
 def to_hf(params: nnx.State, config: GPT2Config) -> dict[str, np.ndarray]:
@@ -74,22 +71,16 @@ def read_config(directory: str | Path) -> GPT2Config:
     try:
         settings = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise WeightsError(
-            f"{path} does not exist; expected a Hugging Face folder with config.json and model.safetensors"
-        ) from error
+        expected = "a Hugging Face folder with config.json and model.safetensors"
+        raise WeightsError(f"{path} does not exist; expected {expected}") from error
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} is not readable JSON: {error}") from error
     for name, needed in FIXED_SETTINGS.items():
-        if (found := settings.get(name, needed)) != needed:
-            raise WeightsError(f"{path}: {name} is {found!r}; only {needed!r} is supported")
+        if (value := settings.get(name, needed)) != needed:
+            raise WeightsError(f"{path}: {name} is {value!r}; only {needed!r} is supported")
     try:
         return GPT2Config(
-            vocab_size=settings["vocab_size"],
-            num_layers=settings["n_layer"],
-            num_heads=settings["n_head"],
-            hidden_size=settings["n_embd"],
-            max_position_embeddings=settings["n_positions"],
-            layer_norm_epsilon=settings.get("layer_norm_epsilon", 1e-5),
+            *(settings[name] for name in SIZES), layer_norm_epsilon=settings.get("layer_norm_epsilon", 1e-5)
         )
     except KeyError as error:
         raise WeightsError(f"{path}: {error.args[0]!r} is missing") from error
@@ -100,13 +91,12 @@ def read_config(directory: str | Path) -> GPT2Config:
 def _files(folder: Path) -> list[Path]:
     """The safetensors files: one, or those of the index."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise WeightsError(f"{index} is not a safetensors index: {error}") from error
-        return [folder / name for name in names]
-    return [folder / "model.safetensors"]
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    try:
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise WeightsError(f"{index} is not a safetensors index: {error}") from error
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
@@ -140,19 +130,17 @@ def require_finite(values: np.ndarray, file: Path, name: str) -> None:
 
 
 def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config, nnx.State]:
-    """Architecture and parameters of a Hugging Face GPT-2 folder, on the default device.
-
-    Args:
-        directory: with config.json and model.safetensors (or an index of several).
-        dtype: dtype the parameters get; float32 from float32 is exact.
+    """Architecture, and parameters on the default device, of a folder with config.json and safetensors: one file or an index.
 
     Raises:
         WeightsError: see the class; also a value that is not finite. Shapes are checked before a tensor is read.
     """
     folder = Path(directory)
     config = read_config(folder)
-    expected = _expected_shapes(config)
-    found: dict[str, Any] = {}
+    tree = abstract_params(config, dtype)
+    expected = {hf_name(path): leaf.get_value().shape for path, leaf in nnx.to_flat_state(tree)}
+    expected[EMBEDDING] = (config.vocab_size, config.hidden_size)
+    arrays: dict[str, jax.Array] = {}
     head = None
     for path in _files(folder):
         for name, (view, read) in _tensors(path):
@@ -168,23 +156,17 @@ def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config
                 raise WeightsError(f"{path}: tensor {name!r} has dtype {kind}; expected one of {', '.join(FLOATS)}")
             values = read()
             require_finite(np.asarray(values), path, name)
-            found[name] = _padded(jnp.asarray(values, dtype), name, config)
-    missing = [name for name in expected if name not in found]
+            arrays[name] = jnp.asarray(values, dtype)
+    missing = [name for name in expected if name not in arrays]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WeightsError(f"{folder}: tensor {missing[0]!r} {expected[missing[0]]} is missing{more}")
-    if head is not None and not np.array_equal(head, np.asarray(found[EMBEDDING][: config.vocab_size])):
+    if head is not None and not np.array_equal(head, np.asarray(arrays[EMBEDDING])):
         raise WeightsError(f"{folder}: {HEAD!r} differs from {EMBEDDING!r}; only tied embeddings are supported")
-    tree = abstract_params(config, dtype)
+    arrays[EMBEDDING] = jnp.pad(arrays[EMBEDDING], ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))
     return config, nnx.from_flat_state(
-        [(path, leaf.replace(found[hf_name(path)])) for path, leaf in nnx.to_flat_state(tree)]
+        [(path, leaf.replace(arrays[hf_name(path)])) for path, leaf in nnx.to_flat_state(tree)]
     )
-
-
-def _padded(array, name: str, config: GPT2Config):
-    if name != EMBEDDING:
-        return array
-    return jnp.pad(array, ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))
 
 
 def save_hf(directory: str | Path, config: GPT2Config, params: nnx.State, tokenizer: Tokenizer | None = None) -> None:
@@ -192,23 +174,17 @@ def save_hf(directory: str | Path, config: GPT2Config, params: nnx.State, tokeni
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     eos_id = tokenizer.eos_id if tokenizer else config.vocab_size - 1
-    settings = FIXED_SETTINGS | {
+    settings = {
+        **FIXED_SETTINGS,
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": config.vocab_size,
-        "n_layer": config.num_layers,
-        "n_head": config.num_heads,
-        "n_embd": config.hidden_size,
-        "n_positions": config.max_position_embeddings,
+        **dict(zip(SIZES, dataclasses.astuple(config), strict=False)),
         "n_ctx": config.max_position_embeddings,
         "layer_norm_epsilon": config.layer_norm_epsilon,
-        "bos_token_id": eos_id,
-        "eos_token_id": eos_id,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), eos_id),
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     }
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    generation = {"bos_token_id": eos_id, "eos_token_id": eos_id, "pad_token_id": eos_id}
+    generation = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eos_id)
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     if tokenizer is not None:
         tokenizer.save(folder)

@@ -50,17 +50,20 @@ class Texts(NamedTuple):
     stop_rule: StopRule
     max_new_tokens: int
 
-    def program(self, graphdef: Any, sampling: Sampling) -> Callable[..., Any]:
-        """The compiled generation of one completion a prompt."""
+    def program(
+        self, graphdef: Any, sampling: Sampling, *, group_size: int = 1, compacts: bool = True
+    ) -> Callable[..., Any]:
+        """The compiled generation of `group_size` completions a prompt; see `make_generate`."""
         return make_generate(
             graphdef,
             vocab_size=self.tokenizer.vocab_size,
             pad_id=self.tokenizer.pad_id,
-            group_size=1,
+            group_size=group_size,
             max_new_tokens=self.max_new_tokens,
             sampling=sampling,
             stop_table_SV=self.stop_rule.token_table(self.tokenizer),
             accept_state=self.stop_rule.accept,
+            compacts=compacts,
         )
 
     def complete(

@@ -62,26 +62,24 @@ class Compilations:
     """Counts programs made ready from its beginning on, compiled or taken from the disk, by the name of the jitted function."""
 
     def __init__(self) -> None:
-        self._before = dict(_counts())
+        self._before = _counts().copy()
 
     def metrics(self) -> dict[str, float]:
         """`compile/<program>`, how many of a run's programs were made ready, and `time/compile`, seconds of everything."""
-        now, none = dict(_counts()), (0, 0.0)
-        counts = {f"compile/{name}": now.get(name, none)[0] - self._before.get(name, none)[0] for name in PROGRAMS}
-        seconds = sum(total - self._before.get(name, none)[1] for name, (_, total) in now.items())
-        return counts | {"time/compile": seconds}
+        names = (*(f"compile/{program}" for program in PROGRAMS), "time/compile")
+        return {name: _counts()[name] - self._before[name] for name in names}
 
 
 @functools.cache
-def _counts() -> dict[str, tuple[int, float]]:
+def _counts() -> collections.defaultdict[str, float]:
     """Of the whole process, growing from the first call on: JAX lets a listener be added but not removed."""
-    counts: dict[str, tuple[int, float]] = collections.defaultdict(lambda: (0, 0.0))
+    counts = collections.defaultdict[str, float](int, {"time/compile": 0.0})
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == COMPILED:
-            name = str(kwargs.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
-            count, total = counts[name]
-            counts[name] = count + 1, total + duration_secs
+            program = str(kwargs.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
+            counts[f"compile/{program}"] += 1
+            counts["time/compile"] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     return counts
@@ -103,9 +101,7 @@ def line(metrics: Mapping[str, float]) -> str | None:
 class Profiler:
     """Traces iterations first <= i < last of `profile.trace_steps`, and saves the memory after each of them if asked.
 
-    Args:
-        config: the config's `profile` section; without steps, the memory is that after the first iteration.
-        run_dir: of the run.
+    Without steps, the memory is that after the first iteration.
     """
 
     def __init__(self, config: ProfileConfig, run_dir: Path):

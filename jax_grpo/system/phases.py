@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -41,16 +40,10 @@ class Phases:
 
 
 class Watchdog:
-    """Says once per iteration that it takes over `FACTOR` medians, and in which phase it is. A context manager.
-
-    Args:
-        say: prints a line; called from the watchdog's thread.
-        now: the clock, in seconds.
-    """
+    """Says once per iteration, from its thread, that it takes over `FACTOR` medians, and in which phase. A context manager."""
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.perf_counter):
-        self._say = say
-        self._now = now
+        self._say, self._now = say, now
         self._known: deque[float] = deque(maxlen=REMEMBERED)
         self._current: tuple[int, Phases, float] | None = None
         self._warned_of = -1
@@ -61,7 +54,7 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -72,7 +65,6 @@ class Watchdog:
         return phases
 
     def end(self) -> None:
-        """The iteration is done."""
         if self._current is not None:
             self._known.append(self._now() - self._current[2])
         self._current = None

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -29,7 +29,7 @@ class StopSignals:
             self._before = {number: signal.signal(number, self._request) for number in SIGNALS}
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

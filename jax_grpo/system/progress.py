@@ -3,25 +3,19 @@
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 def progress_bar(console: Console | None = None, *, shown: bool = True, transient: bool = False) -> Progress:
-    """What is under way, how much of it is done, and times; nothing where the output is no terminal.
+    """What is under way, how much of it is done, and times; nothing where the output is no terminal, or unless `shown`.
 
-    Args:
-        console: what prints beside the bar.
-        shown: whether a terminal gets it.
-        transient: gone when it ends.
+    `console` prints beside the bar, which a `transient` one leaves when it ends.
     """
-    words, times = TextColumn("{task.description}"), (TimeElapsedColumn(), TimeRemainingColumn())
-    disable = not (shown and sys.stdout.isatty())
-    return Progress(
-        words, BarColumn(), MofNCompleteColumn(), *times, console=console, transient=transient, disable=disable
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    times, disable = (TimeElapsedColumn(), TimeRemainingColumn()), not (shown and sys.stdout.isatty())
+    return Progress(*columns, *times, console=console, transient=transient, disable=disable)
 
 
 class Steps:
@@ -36,8 +30,8 @@ class Steps:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._finish(complete=error is None)
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        self._finish(complete=kind is None)
         self._progress.stop()
 
     def __call__(self, what: str, total: int) -> Callable[[int], None]:

@@ -16,9 +16,7 @@ UNFINISHED = ".unfinished"  # how the name of a file ends that is being written,
 def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Another name to write the file under, which takes its place when the block ends and goes when it fails.
 
-    Args:
-        path: a reader finds what was there before, or all of what is written.
-        durable: it is on the disk, not only in memory, before it takes its place.
+    A reader finds what was there before, or all of what is written. `durable`: it is on the disk before it takes its place.
     """
     working = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
