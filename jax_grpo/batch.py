@@ -62,15 +62,10 @@ class GroupedTokens:
                 f"{prompts} prompts x {group} completions do not divide into {parts} parts of whole groups "
                 f"or equal slices of a group"
             )
-        prompt_ids_PT, prompt_mask_PT = (
-            jnp.repeat(x, slices, axis=0) for x in (self.prompt_ids_PT, self.prompt_mask_PT)
-        )
         sliced = (prompts * slices, group // slices, -1)
         return GroupedTokens(
-            prompt_ids_PT,
-            prompt_mask_PT,
-            self.completion_ids_PGC.reshape(sliced),
-            self.completion_mask_PGC.reshape(sliced),
+            *(jnp.repeat(x, slices, axis=0) for x in (self.prompt_ids_PT, self.prompt_mask_PT)),
+            *(x.reshape(sliced) for x in (self.completion_ids_PGC, self.completion_mask_PGC)),
         )
 
     def flat(self) -> FlatTokens:

@@ -129,7 +129,7 @@ def train(
             for caution in config.cautions():
                 console.warning(f"caution: {caution}")
             milestones = Milestones(trainer, evaluator, log, console, checkpoints, origin)
-            done = run_iterations(trainer, milestones, log, console, stop)
+            done = run_iterations(milestones, stop)
             if done < config.iterations:
                 resuming = command(argv)
                 console.note(f"stopped after iteration {done} of {config.iterations}; continue with\n    {resuming}")
@@ -231,13 +231,12 @@ class Milestones:
         self.checkpoints.save(self.done, self.trainer.state, manifest, own, self._measured)
 
 
-def run_iterations(
-    trainer: Trainer, milestones: Milestones, log: MetricsLog, console: Console, stop: StopSignals
-) -> int:
+def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
     """Iterations after the origin's, until the last or a stop signal, all of them saved; returns how many are done in all."""
-    config, folder = trainer.config, log.path.parent / "batches"
-    profiler = Profiler(config.profile, log.path.parent)
-    health = HealthLog(log.path.parent, config, trainer.task.component_weights, console.warning)
+    trainer, log, console = milestones.trainer, milestones.log, milestones.console
+    config, run_dir = trainer.config, log.path.parent
+    profiler = Profiler(config.profile, run_dir)
+    health = HealthLog(run_dir, config, trainer.task.component_weights, console.warning)
     with Watchdog(console.note) as watchdog:
         milestones.begin()
         while (done := milestones.done) < config.iterations and not stop.requested:
@@ -257,8 +256,8 @@ def run_iterations(
                 log.samples(done, rows)
             if done < config.record_batches:  # for `jax_grpo.replay`
                 arrays = record(batch, scored.rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size)
-                folder.mkdir(exist_ok=True)
-                np.savez(folder / f"{done:06d}.npz", allow_pickle=False, **arrays)
+                (run_dir / "batches").mkdir(exist_ok=True)
+                np.savez(run_dir / "batches" / f"{done:06d}.npz", allow_pickle=False, **arrays)
             milestones.iteration_ends(metrics, stopping=stop.requested)
         milestones.end()
     return done
