@@ -13,33 +13,25 @@ from typing import TYPE_CHECKING, Any
 __version__ = ""
 
 if TYPE_CHECKING:
-    from jax_grpo.config import Config as Config
-    from jax_grpo.config import load_config as load_config
-    from jax_grpo.model.named import Policy as Policy
-    from jax_grpo.model.named import load_named as load_named
-    from jax_grpo.model.tokenizer import Tokenizer as Tokenizer
-    from jax_grpo.positions.position import Position as Position
-    from jax_grpo.report.records import read_records as read_records
-    from jax_grpo.tasks.base import Prompt as Prompt
-    from jax_grpo.tasks.base import Task as Task
-    from jax_grpo.tasks.stop import StopRule as StopRule
-    from jax_grpo.tasks.stop import word_stop as word_stop
-    from jax_grpo.train import train as train
-    from jax_grpo.trainer import Trainer as Trainer
+    from jax_grpo.config import Config, load_config
+    from jax_grpo.model.named import Policy, load_named
+    from jax_grpo.model.tokenizer import Tokenizer
+    from jax_grpo.positions.position import Position
+    from jax_grpo.report.records import read_records
+    from jax_grpo.tasks.base import Prompt, Task
+    from jax_grpo.tasks.stop import StopRule, word_stop
+    from jax_grpo.train import train
+    from jax_grpo.trainer import Trainer
 
-_HOMES = {
-    "Config": "config",
-    "Policy": "model.named",
-    "Position": "positions.position",
-    "Prompt": "tasks.base",
-    "StopRule": "tasks.stop",
-    "Task": "tasks.base",
-    "Tokenizer": "model.tokenizer",
-    "Trainer": "trainer",
-    "load_config": "config",
-    "load_named": "model.named",
-    "read_records": "report.records",
-    "word_stop": "tasks.stop",
+_NAMES = {
+    "config": ("Config", "load_config"),
+    "model.named": ("Policy", "load_named"),
+    "model.tokenizer": ("Tokenizer",),
+    "positions.position": ("Position",),
+    "report.records": ("read_records",),
+    "tasks.base": ("Prompt", "Task"),
+    "tasks.stop": ("StopRule", "word_stop"),
+    "trainer": ("Trainer",),
 }
 __all__ = [
     "Config",
@@ -61,6 +53,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "train":  # the module, which can be called: the name is both
         return importlib.import_module("jax_grpo.train")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jax_grpo' has no attribute {name!r}; its names: {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"jax_grpo.{_HOMES[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"jax_grpo.{module}"), name)
+    raise AttributeError(f"module 'jax_grpo' has no attribute {name!r}; its names: {', '.join(__all__)}")

@@ -3,6 +3,7 @@
 Pure functions of arrays; groups are given by ids in any order and of any sizes.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -73,11 +74,6 @@ def group_advantages(
     A_i = (r_i - baseline_g) / scale (DeepSeekMath, Shao et al. 2024, section 4.1.2). A group whose rewards are all equal
     has A = 0 exactly; so has a group of one.
 
-    Args:
-        rewards_B: float.
-        group_ids_B: int; groups in any order, of any sizes.
-        config: `baseline` and `scale`; `components` is of `combined_advantages`.
-
     >>> rewards, groups = jnp.array([1.0, 0, 5, 5]), jnp.array([0, 0, 1, 1])
     >>> advantages, flat = group_advantages(rewards, groups, AdvantageConfig(scale="none"))
     >>> advantages.tolist(), flat.tolist()
@@ -85,6 +81,7 @@ def group_advantages(
     >>> group_advantages(rewards, groups, AdvantageConfig(scale="group"))[0].tolist()
     [0.707, -0.707, 0.0, 0.0]
     """
+    chex.assert_equal_shape([rewards_B, group_ids_B])
     flat_B = _without_signal(rewards_B, group_ids_B)
     advantages_B = BASELINES[config.baseline](rewards_B, group_ids_B) / SCALES[config.scale](rewards_B, group_ids_B)
     return jnp.where(flat_B, 0, advantages_B), flat_B
@@ -93,18 +90,12 @@ def group_advantages(
 def combined_advantages(
     components_KB: jax.Array, weights_K: jax.Array, group_ids_B: jax.Array, config: AdvantageConfig
 ) -> tuple[jax.Array, jax.Array]:
-    """Advantages [B] of several reward components, and which rows have a group without signal [B].
+    """Advantages [B] of several unweighted reward components, and which rows have a group without signal [B].
 
     `sum_first` (default): the weighted sum of the components is the reward. `normalise_each`: each component is divided by its
     own deviation in the group, and then the weighted sum is taken, so that a component with a wide range does not drown the
     others. `gdpo` (Liu et al. 2026): that sum A is then normalised over the batch, (A - mean A) / (std A + 1e-4), so that the
-    size of an advantage does not depend on how many components there are.
-
-    Args:
-        components_KB: float, unweighted.
-        weights_K: float; a component of weight 0 gives no signal.
-        group_ids_B: int.
-        config: see `AdvantageConfig`.
+    size of an advantage does not depend on how many components there are. A component of weight 0 gives no signal.
 
     >>> components = jnp.array([[1.0, 0, 0, 1], [0, 100, 0, 0]])  # the second has a hundred times the range
     >>> weights, groups = jnp.ones(2), jnp.zeros(4, int)
@@ -115,6 +106,7 @@ def combined_advantages(
     [0.37, 0.63, -1.37, 0.37]
     [0.40, 0.69, -1.49, 0.40]
     """
+    chex.assert_shape(components_KB, (*weights_K.shape, *group_ids_B.shape))
     # Equal components mean no signal even where the rounding of their weighted sum differs from row to row.
     flat_KB = jax.vmap(lambda component_B: _without_signal(component_B, group_ids_B))(components_KB)
     flat_B = jnp.all(flat_KB | (weights_K == 0)[:, None], axis=0)

@@ -62,13 +62,10 @@ class GroupedTokens:
                 f"{prompts} prompts x {group} completions do not divide into {parts} parts of whole groups "
                 f"or equal slices of a group"
             )
+        sliced = (prompts * slices, group // slices, -1)
         return GroupedTokens(
-            jnp.repeat(self.prompt_ids_PT, slices, axis=0),
-            jnp.repeat(self.prompt_mask_PT, slices, axis=0),
-            *(
-                x.reshape(prompts * slices, group // slices, -1)
-                for x in (self.completion_ids_PGC, self.completion_mask_PGC)
-            ),
+            *(jnp.repeat(x, slices, axis=0) for x in (self.prompt_ids_PT, self.prompt_mask_PT)),
+            *(x.reshape(sliced) for x in (self.completion_ids_PGC, self.completion_mask_PGC)),
         )
 
     def flat(self) -> FlatTokens:
@@ -89,26 +86,21 @@ class GroupedTokens:
 class Batch:
     """One optimiser batch, or all of an iteration's completions. S is T (flat) or C (grouped).
 
-    Attributes:
-        tokens: the sequences.
-        mask_BS: 1 on completion tokens up to and including the stop, else 0.
-        advantages_B: one a completion.
-        stopped_B: False where the completion was cut at the cap.
-        old_logp_BS: log-probabilities under the policy that made the rollout; None means the current policy is that
-            policy (first and only optimiser step on the rollout), so that its own value, held constant, is used.
-        ref_logp_BS: under the frozen reference; None when beta is 0.
-        sampling_logp_BS: as sampled; None when not recorded.
-        entropy_BS: entropy of the old policy, for the top-entropy mask; None when unused.
+    `old_logp_BS` is of the policy that made the rollout; None means that the current policy is that policy (first and only
+    optimiser step on the rollout), so that its own value, held constant, is used.
     """
 
     tokens: FlatTokens | GroupedTokens
-    mask_BS: jax.Array
+    mask_BS: jax.Array  # 1 on completion tokens up to and including the stop, else 0
     advantages_B: jax.Array
-    stopped_B: jax.Array
+    stopped_B: jax.Array  # False where the completion was cut at the cap
     old_logp_BS: jax.Array | None = None
-    ref_logp_BS: jax.Array | None = None
-    sampling_logp_BS: jax.Array | None = None
-    entropy_BS: jax.Array | None = None
+    ref_logp_BS: jax.Array | None = None  # under the frozen reference; None when beta is 0
+    sampling_logp_BS: jax.Array | None = None  # as sampled; None when not recorded
+    entropy_BS: jax.Array | None = None  # of the old policy, for the top-entropy mask; None when unused
+
+
+CACHED = ("old_logp", "ref_logp", "sampling_logp", "entropy")  # the last fields' names in a recorded batch
 
 
 def _rows_each(rows: int, parts: int) -> int:
@@ -117,32 +109,28 @@ def _rows_each(rows: int, parts: int) -> int:
     return rows // parts
 
 
-def cut(rows: Any, parts: int) -> Any:
+def split(rows: Any, parts: int) -> Any:
     """Every array of a tree with a new leading axis of `parts` equal pieces of its rows, in order; a scan runs over it.
 
-    Whole groups of `GroupedTokens` stay together while there are prompts enough; beyond that a group is split and its prompt
-    repeated, which is exact because advantages are already computed.
-
-    Args:
-        rows: a `Batch`, tokens, or any tree of arrays whose leading axis is completions.
+    `rows` is a `Batch`, tokens, or any tree of arrays whose leading axis is completions. Whole groups of `GroupedTokens` stay
+    together while there are prompts enough; beyond that a group is split and its prompt repeated, which is exact because
+    advantages are already computed.
 
     Raises:
         CannotCut: the rows do not divide; says the sizes.
     """
 
-    def whole_groups(x: Any) -> Any:
-        return x.split_into(parts) if isinstance(x, GroupedTokens) else x
-
-    def pieces(x: jax.Array) -> jax.Array:
+    def pieces(x: Any) -> Any:
+        if isinstance(x, GroupedTokens):
+            return jax.tree.map(pieces, x.split_into(parts))
         return x.reshape(parts, _rows_each(x.shape[0], parts), *x.shape[1:])
 
-    grouped = jax.tree.map(whole_groups, rows, is_leaf=lambda x: isinstance(x, GroupedTokens))
-    return jax.tree.map(pieces, grouped)
+    return jax.tree.map(pieces, rows, is_leaf=lambda x: isinstance(x, GroupedTokens))
 
 
-def take(batch: Batch, part: int) -> Batch:
-    """Piece number `part` of a cut batch."""
-    return jax.tree.map(lambda x: x[part], batch)
+def piece(pieces: Batch, number: int) -> Batch:
+    """One of the pieces of a batch that is split."""
+    return jax.tree.map(lambda x: x[number], pieces)
 
 
 def record(
@@ -168,12 +156,7 @@ def record(
         "group_ids": np.asarray(group_ids_B),
         "stopped": np.asarray(batch.stopped_B),
     }
-    optional = {
-        "old_logp": batch.old_logp_BS,
-        "ref_logp": batch.ref_logp_BS,
-        "sampling_logp": batch.sampling_logp_BS,
-        "entropy": batch.entropy_BS,
-    }
     if vocabulary is not None:
         arrays["vocabulary"] = np.asarray(vocabulary)
-    return arrays | {name: aligned(x) for name, x in optional.items() if x is not None}
+    cached = {name: getattr(batch, f"{name}_BS") for name in CACHED}
+    return arrays | {name: aligned(x) for name, x in cached.items() if x is not None}

@@ -1,5 +1,6 @@
 """The loss of one optimiser step as one object, made from a batch and a config; and what that step saw, as metrics."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,36 +18,24 @@ from jax_grpo.model import flops
 class TokenTerms:
     """The constants that each token's loss is made of; with its log-probability and entropy they give the loss.
 
-    Rows of it are terms too. Masked positions of the log-probabilities may hold anything.
-
-    Attributes:
-        old_logp_BS: log-probabilities under the policy that made the rollout; None: the current ones, held constant.
-        ref_logp_BS: under the frozen reference; None: there is no KL term.
-        sampling_logp_BS: as sampled, for the mismatch correction; None: there is none.
-        advantages_B: one a completion.
-        mask_BS: 1 on tokens that count, else 0.
-        weight_BS: of aggregation, over the whole optimiser batch: the loss is a sum over tokens, whatever the micro-batches.
-        policy_weight_BS: of the policy term alone (the top-entropy mask); the KL term holds every token.
-        beta: KL coefficient, scalar.
-        bonus: weight of a token's entropy, scalar.
-        objective: settings of the policy term.
-        kl: settings of the KL term.
+    Rows of it are terms too. The log-probabilities are as in `Batch`; where masked they may hold anything.
     """
 
-    old_logp_BS: jax.Array | None
-    ref_logp_BS: jax.Array | None
-    sampling_logp_BS: jax.Array | None
+    old_logp_BS: jax.Array | None  # None: the current ones, held constant
+    ref_logp_BS: jax.Array | None  # None: there is no KL term
+    sampling_logp_BS: jax.Array | None  # None: there is no mismatch to correct
     advantages_B: jax.Array
-    mask_BS: jax.Array
-    weight_BS: jax.Array
-    policy_weight_BS: jax.Array
-    beta: jax.typing.ArrayLike
-    bonus: jax.typing.ArrayLike
+    mask_BS: jax.Array  # 1 on tokens that count, else 0
+    weight_BS: jax.Array  # of aggregation, over the whole optimiser batch: the loss is a sum whatever the micro-batches
+    policy_weight_BS: jax.Array  # of the policy term alone (the top-entropy mask); the KL term holds every token
+    beta: jax.typing.ArrayLike  # KL coefficient, scalar
+    bonus: jax.typing.ArrayLike  # weight of a token's entropy, scalar
     objective: ObjectiveConfig = struct.field(pytree_node=False)
     kl: KLConfig = struct.field(pytree_node=False)
 
     def loss(self, logp_BS: jax.Array, entropy_BS: jax.Array) -> jax.Array:
         """weight * (policy_weight * surrogate + beta * KL) - bonus * entropy of each token [B, S], nats."""
+        chex.assert_equal_shape([logp_BS, entropy_BS, self.mask_BS])
         loss_BS = self.policy_loss(logp_BS)
         if self.ref_logp_BS is not None:
             loss_BS = loss_BS + self.beta * self.kl_loss(logp_BS)
@@ -139,7 +128,7 @@ def token_terms(batch: Batch, beta: jax.typing.ArrayLike, config: Config, dtype)
         weight_BS=objective.aggregation_weights(mask_BS, settings.aggregation, config.rollout.max_new_tokens),
         policy_weight_BS=policy_weight_BS,
         beta=beta,
-        bonus=settings.entropy_coefficient / jnp.maximum(jnp.sum(mask_BS), 1),
+        bonus=settings.entropy_coefficient / objective.token_count(mask_BS),
         objective=settings,
         kl=config.kl,
     )

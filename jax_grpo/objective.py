@@ -2,9 +2,13 @@
 
 A loss here is always `sum(weights_BS * per_token_BS)`: the aggregation is a table of weights computed once over the whole
 optimiser batch, so that any cut into micro-batches sums to the same value and gradient. Masked positions may hold anything,
-NaN included: they are replaced before the first exponential. Knows nothing of models, batches or text.
+NaN included: they are replaced before the first exponential. Arrays of the wrong shape are refused when a function is called
+or traced (AssertionError), not broadcast. Knows nothing of models, batches or text.
 """
 
+from typing import Any
+
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -16,14 +20,28 @@ def masked(x_BS: jax.Array, mask_BS: jax.Array) -> jax.Array:
     return jnp.where(mask_BS.astype(bool), x_BS, 0)
 
 
+def token_count(mask_BS: jax.Array, **over: Any) -> jax.Array:
+    """Tokens in the mask, at least 1: what a mean is divided by."""
+    return jnp.maximum(jnp.sum(mask_BS, **over), 1)
+
+
 def masked_mean(x_BS: jax.Array, mask_BS: jax.Array, axis: int | None = None) -> jax.Array:
     """Mean over mask; 0 where the mask is empty.
 
     >>> float(masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([1.0, 1.0, 0.0])))
     2.0
     """
-    count = jnp.maximum(jnp.sum(mask_BS, axis=axis), 1)
-    return jnp.sum(masked(x_BS, mask_BS), axis=axis) / count
+    tokens = token_count(mask_BS, axis=axis)
+    return jnp.sum(masked(x_BS, mask_BS), axis=axis) / tokens
+
+
+def masked_quantile(x_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax.Array:
+    """Quantile over mask, linear between neighbours; NaN where the mask is empty.
+
+    >>> float(masked_quantile(jnp.array([1.0, 2.0, 9.0]), jnp.array([1.0, 1.0, 0.0]), 0.5))
+    1.5
+    """
+    return jnp.nanquantile(jnp.where(mask_BS.astype(bool), x_BS, jnp.nan), quantile)
 
 
 def log_importance_ratio(logp_BS: jax.Array, old_logp_BS: jax.Array, mask_BS: jax.Array, level: str) -> jax.Array:
@@ -123,11 +141,7 @@ KL_ESTIMATORS = {
 
 
 def surrogate(
-    logp_BS: jax.Array,
-    old_logp_BS: jax.Array,
-    advantages_B: jax.Array,
-    mask_BS: jax.Array,
-    config: ObjectiveConfig,
+    logp_BS: jax.Array, old_logp_BS: jax.Array, advantages_B: jax.Array, mask_BS: jax.Array, config: ObjectiveConfig
 ) -> jax.Array:
     """Policy loss of each token [B, S], nats times advantage; 0 where masked. A negative value is normal.
 
@@ -136,6 +150,8 @@ def surrogate(
     >>> surrogate(old, old, jnp.array([0.5]), mask, ObjectiveConfig()).tolist()  # on-policy: the ratio is 1
     [[-0.5, -0.5, 0.0]]
     """
+    chex.assert_equal_shape([logp_BS, old_logp_BS, mask_BS])
+    chex.assert_shape(advantages_B, mask_BS.shape[:1])
     log_rho_BS = log_importance_ratio(logp_BS, old_logp_BS, mask_BS, config.importance_level)
     loss_BS = SURROGATES[config.name](log_rho_BS, masked(logp_BS, mask_BS), advantages_B[:, None], config)
     return masked(loss_BS, mask_BS)
@@ -151,6 +167,7 @@ def kl_per_token(logp_BS: jax.Array, ref_logp_BS: jax.Array, mask_BS: jax.Array,
     [[0.5, 0.0]]
     [[0.3679, 0.0]]
     """
+    chex.assert_equal_shape([logp_BS, ref_logp_BS, mask_BS])
     return masked(KL_ESTIMATORS[estimator](masked(ref_logp_BS - logp_BS, mask_BS)), mask_BS)
 
 
@@ -178,23 +195,20 @@ def mismatch_weights(old_logp_BS: jax.Array, sampling_logp_BS: jax.Array, mask_B
     >>> mismatch_weights(jnp.log(jnp.array([[0.5, 0.9]])), jnp.log(jnp.array([[0.25, 0.9]])), jnp.ones((1, 2)), 1.5).tolist()
     [[1.5, 1.0]]
     """
+    chex.assert_equal_shape([old_logp_BS, sampling_logp_BS, mask_BS])
     ratio_BS = jnp.exp(masked(old_logp_BS - sampling_logp_BS, mask_BS))
     return jax.lax.stop_gradient(jnp.minimum(ratio_BS, cap))
-
-
-def _per_row(mask_BS: jax.Array) -> jax.Array:
-    return jnp.maximum(jnp.sum(mask_BS, axis=-1, keepdims=True), 1)
 
 
 # The factor of each row [B, 1] (or scalar) that the mask is multiplied by; B rows, mask over the whole optimiser batch.
 AGGREGATIONS = {
     # Mean over each sequence's tokens, then over sequences (DeepSeekMath, Shao et al. 2024, eq. 3).
-    "grpo": lambda mask_BS, max_completion: 1 / (_per_row(mask_BS) * mask_BS.shape[0]),
+    "grpo": lambda mask_BS, max_completion: 1 / (token_count(mask_BS, axis=-1, keepdims=True) * mask_BS.shape[0]),
     # Mean over all tokens. TRL divides by each micro-batch's own tokens; weighting micro-batches by their token share is
     # the only form that gives the same update for every cut, and is then equal to `dapo` on one device.
-    "bnpo": lambda mask_BS, max_completion: 1 / jnp.maximum(jnp.sum(mask_BS), 1),
+    "bnpo": lambda mask_BS, max_completion: 1 / token_count(mask_BS),
     # Sum over tokens / tokens of the whole optimiser batch (DAPO, Yu et al. 2025, eq. 8).
-    "dapo": lambda mask_BS, max_completion: 1 / jnp.maximum(jnp.sum(mask_BS), 1),
+    "dapo": lambda mask_BS, max_completion: 1 / token_count(mask_BS),
     # Sum / (B * cap): no length in the denominator (Dr. GRPO, Liu et al. 2025).
     "dr_grpo": lambda mask_BS, max_completion: 1 / (mask_BS.shape[0] * max_completion),
     # Sum over each sequence, mean over sequences (LUSPO 2026).
@@ -205,10 +219,7 @@ AGGREGATIONS = {
 def aggregation_weights(mask_BS: jax.Array, aggregation: str, max_completion: int) -> jax.Array:
     """Weight of each token's loss [B, S]: the loss is `sum(weights * per_token)`.
 
-    Args:
-        mask_BS: of the WHOLE optimiser batch, float.
-        aggregation: key of `AGGREGATIONS`.
-        max_completion: the cap in tokens, for `dr_grpo`.
+    The mask is of the WHOLE optimiser batch, float; `max_completion` is the cap in tokens, for `dr_grpo`.
 
     >>> mask = jnp.array([[1.0, 1, 1, 1], [1, 0, 0, 0]])
     >>> aggregation_weights(mask, "grpo", 8).tolist()  # each sequence weighs the same
@@ -218,6 +229,7 @@ def aggregation_weights(mask_BS: jax.Array, aggregation: str, max_completion: in
     >>> float(aggregation_weights(mask, "dapo", 8).sum())
     1.0
     """
+    chex.assert_rank(mask_BS, 2)
     return mask_BS * AGGREGATIONS[aggregation](mask_BS, max_completion)
 
 
@@ -227,18 +239,8 @@ def top_entropy_mask(entropy_BS: jax.Array, mask_BS: jax.Array, quantile: float)
     >>> top_entropy_mask(jnp.array([[0.1, 0.9, 0.3, 9.0]]), jnp.array([[1.0, 1, 1, 0]]), 0.5).tolist()
     [[0.0, 1.0, 1.0, 0.0]]
     """
-    entropies = jnp.where(mask_BS.astype(bool), entropy_BS, jnp.nan)
-    threshold = jnp.nanquantile(entropies, quantile)
-    return masked((entropy_BS >= threshold).astype(mask_BS.dtype), mask_BS)
-
-
-def masked_quantile(x_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax.Array:
-    """Quantile over mask, linear between neighbours; NaN where the mask is empty.
-
-    >>> float(masked_quantile(jnp.array([1.0, 2.0, 9.0]), jnp.array([1.0, 1.0, 0.0]), 0.5))
-    1.5
-    """
-    return jnp.nanquantile(jnp.where(mask_BS.astype(bool), x_BS, jnp.nan), quantile)
+    chex.assert_equal_shape([entropy_BS, mask_BS])
+    return masked((entropy_BS >= masked_quantile(entropy_BS, mask_BS, quantile)).astype(mask_BS.dtype), mask_BS)
 
 
 MAX_LOG_CHANGE = 0.2  # of beta in one step, either way
@@ -255,8 +257,8 @@ def adaptive_beta(beta: jax.Array, kl_observed: jax.Array, config: KLConfig) -> 
     [0.1, 0.1051, 0.1221, 0.0819, 0.1]
     """
     error = jnp.clip((kl_observed - config.target) / config.target, -MAX_LOG_CHANGE, MAX_LOG_CHANGE)
-    moved = jnp.clip(beta * jnp.exp(error), config.beta_min, config.beta_max)
-    return jnp.where(jnp.isfinite(kl_observed), moved, beta).astype(beta.dtype)
+    new_beta = jnp.clip(beta * jnp.exp(error), config.beta_min, config.beta_max)
+    return jnp.where(jnp.isfinite(kl_observed), new_beta, beta).astype(beta.dtype)
 
 
 def beyond_guardrail(kl_observed: float | jax.Array, config: KLConfig) -> jax.Array:

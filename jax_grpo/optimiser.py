@@ -45,7 +45,7 @@ def decays(params: Any) -> Any:
 def adamw(config: UpdateConfig) -> optax.GradientTransformation:
     """AdamW (Loshchilov & Hutter 2019, decoupled decay) with the learning rate left to the caller.
 
-    Gives the direction -(m_hat / (sqrt(v_hat) + eps) + wd * w); `moved` multiplies it by the scheduled rate. Moments are
+    Gives the direction -(m_hat / (sqrt(v_hat) + eps) + wd * w); `apply_adamw` multiplies it by the rate. Moments are
     kept in the parameters' dtype (float32 masters), the first one in bfloat16 where `first_moment_dtype` says so: it is added to
     in the parameters' dtype and rounded once a step.
     """
@@ -59,44 +59,41 @@ def _after_adam(config: UpdateConfig) -> tuple[optax.GradientTransformation, ...
     return optax.add_decayed_weights(config.weight_decay, mask=decays), optax.scale(-1.0)
 
 
-def kept(config: UpdateConfig, opt_state: Any) -> Any:
+def offloaded(config: UpdateConfig, opt_state: Any) -> Any:
     """AdamW's state where it stays between steps: its moments in pinned host memory if `offload_optimizer` says so."""
-    return _brought(opt_state, jax.memory.Space.Host) if config.offload_optimizer else opt_state
+    return _moments_in(jax.memory.Space.Host, opt_state) if config.offload_optimizer else opt_state
 
 
-def _brought(opt_state: Any, to: Any) -> Any:
-    """The moments in a `jax.memory.Space`; the step count stays where it is."""
-    return jax.tree.map(lambda x: jax.device_put(x, to) if x.ndim else x, opt_state)
+def _moments_in(space: Any, opt_state: Any) -> Any:
+    """The state with its moments there; the step count stays where it is."""
+    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, opt_state)
 
 
-def moved(
-    config: UpdateConfig,
-    params: Any,
-    grads: Any,
-    opt_state: Any,
-    learning_rate: jax.typing.ArrayLike,
-    taken: jax.Array,
+def apply_adamw(
+    config: UpdateConfig, params: Any, grads: Any, opt_state: Any, learning_rate: jax.typing.ArrayLike, taken: jax.Array
 ) -> tuple[Any, Any]:
-    """Parameters and AdamW's state (`kept`) after a step along `grads`; as they were where the step is not `taken`."""
+    """Parameters and AdamW's state (`offloaded`) after a step along `grads`; as they were where the step is not `taken`."""
     if config.offload_optimizer:
-        opt_state = _brought(opt_state, jax.memory.Space.Device)
+        opt_state = _moments_in(jax.memory.Space.Device, opt_state)
     direction, new_state = adamw(config).update(grads, opt_state, params)
     new_state = jax.tree.map(lambda new, old: jnp.where(taken, new, old), new_state, opt_state)
+    if STORED[config.first_moment_dtype] is None:  # else the direction is that of the first moment before it is rounded
+        direction, new_state = _direction_of(config, params, new_state)
+    params = jax.tree.map(lambda p, u: jnp.where(taken, p + (learning_rate * u).astype(p.dtype), p), params, direction)
+    return params, offloaded(config, new_state)
 
-    def along(direction: Any) -> Any:
-        return jax.tree.map(
-            lambda p, u: jnp.where(taken, p + (learning_rate * u).astype(p.dtype), p), params, direction
-        )
 
-    if STORED[config.first_moment_dtype] is not None:  # the direction is that of the first moment before it is rounded
-        return along(direction), kept(config, new_state)
+def _direction_of(config: UpdateConfig, params: Any, opt_state: Any) -> tuple[Any, Any]:
+    """The direction written out from the moments, and the state, whose moments XLA:CPU must have finished by then.
 
-    # XLA:CPU would compute the moments a second time where their direction is needed, from the old ones, which it then copies
-    # first: 8 bytes a parameter. On a GPU one kernel does it all, which a barrier would cut in two.
-    adam = jax.lax.platform_dependent(new_state[0], cpu=jax.lax.optimization_barrier, default=lambda adam: adam)
+    It would compute them a second time where their direction is needed, from the old ones, which it then copies first: 8 bytes
+    a parameter. On a GPU one kernel does it all, which a barrier would cut in two.
+    """
+    barrier = jax.lax.optimization_barrier
+    adam = jax.lax.platform_dependent(opt_state[0], cpu=barrier, default=lambda adam: adam)
     mu_hat = optax.tree.bias_correction(adam.mu, config.beta1, adam.count)
     nu_hat = optax.tree.bias_correction(adam.nu, config.beta2, adam.count)
     scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mu_hat, nu_hat)
-    rest = optax.chain(*_after_adam(config))
-    direction, _ = rest.update(scaled, rest.init(params), params)
-    return along(direction), kept(config, (adam, *new_state[1:]))
+    after_adam = optax.chain(*_after_adam(config))
+    direction, _ = after_adam.update(scaled, after_adam.init(params), params)
+    return direction, (adam, *opt_state[1:])

@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from jax_grpo.advantages import group_advantages
-from jax_grpo.batch import Batch, CannotCut, FlatTokens
+from jax_grpo.batch import CACHED, Batch, CannotCut, FlatTokens
 from jax_grpo.config import Config, ConfigError, load_config
 from jax_grpo.model.named import Model, Policy, load_model
 from jax_grpo.model.weights import WeightsError, to_hf
@@ -29,7 +28,6 @@ from jax_grpo.run.files import CheckpointError
 from jax_grpo.update import init_state, make_score, make_step
 
 TOKEN_ARRAYS = ("input_ids", "attention_mask", "completion_mask")
-OPTIONAL_TOKEN_ARRAYS = ("old_logp", "ref_logp", "sampling_logp", "entropy")
 ROW_ARRAYS = ("rewards", "advantages", "group_ids", "stopped")
 
 
@@ -54,7 +52,7 @@ def read_batch(path: str | Path) -> dict[str, np.ndarray]:
     shape = arrays["input_ids"].shape
     if len(shape) != 2:
         raise BatchError(f"{path}: input_ids has shape {shape}; expected [B, T]")
-    for names, expected in (((*TOKEN_ARRAYS, *OPTIONAL_TOKEN_ARRAYS), shape), (ROW_ARRAYS, shape[:1])):
+    for names, expected in (((*TOKEN_ARRAYS, *CACHED), shape), (ROW_ARRAYS, shape[:1])):
         for name in names:
             if name in arrays and arrays[name].shape != expected:
                 raise BatchError(
@@ -66,12 +64,8 @@ def read_batch(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def require_known_ids(path: str | Path, arrays: dict[str, np.ndarray], vocab_size: int) -> None:
-    """Refuses token ids that the model has no embedding of: JAX would take the nearest row, and say nothing.
-
-    Raises:
-        BatchError: names the ids and the vocabulary.
-    """
-    low, high = int(arrays["input_ids"].min(initial=0)), int(arrays["input_ids"].max(initial=0))
+    """Refuses (BatchError) token ids that the model has no embedding of: JAX would take the nearest row, and say nothing."""
+    low, high = (int(bound(arrays["input_ids"], initial=0)) for bound in (np.min, np.max))
     if low < 0 or high >= vocab_size:
         raise BatchError(
             f"{path}: input_ids are {low} to {high}; expected 0 to {vocab_size - 1}, the model's vocabulary"
@@ -85,15 +79,12 @@ def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
         BatchError: an array is missing without which a setting would do nothing.
     """
     dtype = jnp.promote_types(jnp.dtype(config.model.compute_dtype), jnp.float32)
-    needed = {
-        "objective.mask_truncated": ("stopped", config.objective.mask_truncated),
-        "objective.mismatch_cap": ("sampling_logp", config.objective.mismatch_cap is not None),
-        f"advantage.components {config.advantage.components}": (
-            "advantages",
-            config.advantage.components != "sum_first",
-        ),
-    }
-    for setting, (name, wanted) in needed.items():
+    components = config.advantage.components
+    for setting, wanted, name in (
+        ("objective.mask_truncated", config.objective.mask_truncated, "stopped"),
+        ("objective.mismatch_cap", config.objective.mismatch_cap is not None, "sampling_logp"),
+        (f"advantage.components {components}", components != "sum_first", "advantages"),
+    ):
         if wanted and name not in arrays:
             raise BatchError(f"{setting} needs the batch's array {name!r}; found {sorted(arrays)}")
 
@@ -105,14 +96,12 @@ def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
     if advantages_B is None:
         rewards_B = jnp.asarray(arrays["rewards"], dtype)
         advantages_B, _ = group_advantages(rewards_B, jnp.asarray(arrays["group_ids"]), config.advantage)
-    rows = arrays["input_ids"].shape[0]
+    input_ids_BT, attention_mask_BT, mask_BT = (jnp.asarray(arrays[name], jnp.int32) for name in TOKEN_ARRAYS)
     return Batch(
-        tokens=FlatTokens(
-            jnp.asarray(arrays["input_ids"], jnp.int32), jnp.asarray(arrays["attention_mask"], jnp.int32)
-        ),
-        mask_BS=jnp.asarray(arrays["completion_mask"], jnp.int32).at[:, 0].set(0),
+        tokens=FlatTokens(input_ids_BT, attention_mask_BT),
+        mask_BS=mask_BT.at[:, 0].set(0),
         advantages_B=advantages_B,
-        stopped_B=jnp.asarray(arrays.get("stopped", np.ones(rows, bool))),
+        stopped_B=jnp.asarray(arrays.get("stopped", np.ones(advantages_B.shape, bool))),
         old_logp_BS=optional("old_logp"),
         ref_logp_BS=optional("ref_logp") if config.kl.beta > 0 else None,
         sampling_logp_BS=optional("sampling_logp"),
@@ -122,22 +111,24 @@ def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
 
 def completed(batch: Batch, policy: Model | Policy, config: Config) -> Batch:
     """The batch with the log-probabilities and entropies that the config needs and the file lacks, by the given weights."""
-    needs_ref = config.kl.beta > 0 and batch.ref_logp_BS is None
-    needs_entropy = config.objective.entropy_quantile > 0 and batch.entropy_BS is None
-    if not (needs_ref or batch.old_logp_BS is None or needs_entropy):
+    needed = {
+        "old_logp_BS": True,
+        "ref_logp_BS": config.kl.beta > 0,
+        "entropy_BS": config.objective.entropy_quantile > 0,
+    }
+    missing = [name for name, wanted in needed.items() if wanted and getattr(batch, name) is None]
+    if not missing:
         return batch
     logp_BS, entropy_BS = make_score(policy.graphdef, config)(policy.params, batch)
-    return dataclasses.replace(
-        batch,
-        old_logp_BS=logp_BS if batch.old_logp_BS is None else batch.old_logp_BS,
-        ref_logp_BS=logp_BS if needs_ref else batch.ref_logp_BS,
-        entropy_BS=entropy_BS if needs_entropy else batch.entropy_BS,
-    )
+    return dataclasses.replace(batch, **{name: entropy_BS if name == "entropy_BS" else logp_BS for name in missing})
 
 
 def replay(config: Config, policy: Model | Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
-    policy = policy._replace(graphdef=_restricted(policy, arrays))
+    model = nnx.merge(policy.graphdef, policy.params)
+    # The softmax is the one that the batch's log-probabilities are of, whatever tokenizer there is.
+    model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))
+    policy = policy._replace(graphdef=nnx.split(model, nnx.Param)[0])
     batch = completed(batch_from(arrays, config), policy, config)
     step = jax.jit(make_step(policy.graphdef, config, config.optimizer_steps()))
     state, metrics, logp_BS, grads = step(init_state(policy.params, config), batch)
@@ -147,22 +138,14 @@ def replay(config: Config, policy: Model | Policy, arrays: dict[str, np.ndarray]
     return out | {f"param/{name}": value for name, value in to_hf(state.params, policy.architecture).items()}
 
 
-def _restricted(policy: Model | Policy, arrays: dict[str, np.ndarray]) -> Any:
-    """The model's graph definition with the softmax that the batch's log-probabilities are of, whatever tokenizer there is."""
-    model = nnx.merge(policy.graphdef, policy.params)
-    model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))
-    return nnx.split(model, nnx.Param)[0]
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True)
     parser.add_argument("--weights", required=True, help="packaged:NAME, run folder, Hugging Face folder, checkpoint")
     parser.add_argument("--batch", required=True, help="recorded .npz")
     parser.add_argument("--out", required=True, help=".npz to write")
-    parser.add_argument(
-        "--dtype", choices=["float64", "float32", "bfloat16"], help="compute dtype; float64 also stores in it"
-    )
+    widths = ["float64", "float32", "bfloat16"]
+    parser.add_argument("--dtype", choices=widths, help="compute dtype; float64 also stores in it")
     args, overrides = parser.parse_known_args(argv)
     try:
         if args.dtype == "float64":

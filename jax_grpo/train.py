@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_grpo.batch import Batch, record
+from jax_grpo.batch import record
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory
@@ -49,7 +49,7 @@ from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.system.process import StopSignals
 from jax_grpo.tasks.base import RewardError, Task, applicable
 from jax_grpo.tasks.engine import EngineError
-from jax_grpo.trainer import NonFiniteUpdates, Scored, Trainer
+from jax_grpo.trainer import NonFiniteUpdates, Trainer
 
 RUN_ERRORS = (
     CheckpointError,
@@ -63,14 +63,14 @@ RUN_ERRORS = (
 
 
 def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | None:
-    """Prompts of the held-out positions, or None when none are asked."""
+    """Of the held-out positions; None where there are none."""
     if heldout is None:
         return None
-    config = trainer.config
+    config, task = trainer.config, trainer.task
     return Evaluator(
         trainer.policy,
-        trainer.task,
-        [trainer.task.prompt(position, index) for index, position in enumerate(heldout.positions)],
+        task,
+        [task.prompt(position, index) for index, position in enumerate(heldout.positions)],
         max_new_tokens=config.rollout.max_new_tokens,
         max_prompt_tokens=config.prompts.max_prompt_tokens,
         temperature=config.rollout.temperature,
@@ -89,7 +89,6 @@ def train(
     """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
 
     Args:
-        config: of the run.
         task: of your own, in the place of the one that the config names; its section is then left out.
         resume: `auto`, or the checkpoint or run folder to continue from; None begins.
         restart: begin again where an unfinished run is.
@@ -130,7 +129,7 @@ def train(
             for caution in config.cautions():
                 console.warning(f"caution: {caution}")
             milestones = Milestones(trainer, evaluator, log, console, checkpoints, origin)
-            done = run_iterations(trainer, milestones, log, console, stop)
+            done = run_iterations(milestones, stop)
             if done < config.iterations:
                 resuming = command(argv)
                 console.note(f"stopped after iteration {done} of {config.iterations}; continue with\n    {resuming}")
@@ -153,9 +152,7 @@ class Milestones:
     A stop signal's weights are saved at once, and evaluated when the run continues. The metrics that belong to a checkpoint end
     before its evaluation: a run that continues makes that again, or, where it was of the end only, goes on without it.
 
-    Attributes:
-        done: iterations done in all.
-        evaluation: of the weights after them; None while there is none.
+    `done` counts iterations in all; `evaluation` is of the weights after them, None while there is none.
     """
 
     trainer: Trainer
@@ -181,11 +178,11 @@ class Milestones:
         """
         if not self._evaluates():
             return
-        self._evaluate()
+        metrics = self._evaluate()
         if self.trainer.config.checkpoint.best_metric.startswith(EVALUATED):
             self.checkpoints.require_measured(self._measured)
         if self.origin:  # its checkpoint was saved before it was evaluated: by a stop signal, or by an earlier version
-            self._rank()
+            self.checkpoints.add_metrics(self.done, metrics)
 
     def iteration_ends(self, metrics: dict[str, float], *, stopping: bool) -> None:
         """Counts an iteration; evaluates its weights and saves them if it is their turn. `stopping` waits for no evaluation."""
@@ -207,26 +204,25 @@ class Milestones:
         if self.done > self._first:
             self._save()
         if self.done == self.trainer.config.iterations and self.evaluation is None and self._evaluates():
-            self._evaluate()  # a signal came in the last iteration
-            self._rank()
+            self.checkpoints.add_metrics(self.done, self._evaluate())  # a signal came in the last iteration
         self.checkpoints.wait()
 
     def _evaluates(self) -> bool:
-        config = self.trainer.config
-        every = config.evaluation.every
+        config, every = self.trainer.config, self.trainer.config.evaluation.every
         turn = self.done in (0, config.iterations) or (every > 0 and self.done % every == 0)
         return self.evaluator is not None and turn
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> dict[str, float]:
         evaluator, phases = self.evaluator, Phases()
         assert evaluator is not None, "see `_evaluates`"
         self._position = self.log.position()
         with explain_out_of_memory(phases, self.trainer.config):
             evaluation = phases.run("evaluation", lambda: evaluator(self.trainer.state.params), wait=False)
-        self.evaluation = evaluation
-        self.log.write({"iteration": self.done, **evaluation.metrics})
-        self.console.evaluation(self.done, evaluation.metrics)
-        self._measured.update(evaluation.metrics)
+        self.evaluation, metrics = evaluation, evaluation.metrics
+        self.log.write({"iteration": self.done, **metrics})
+        self.console.evaluation(self.done, metrics)
+        self._measured.update(metrics)
+        return metrics
 
     def _save(self) -> None:
         own = self._metrics | (self.evaluation.metrics if self.evaluation else {})
@@ -234,18 +230,13 @@ class Milestones:
         manifest = self.trainer.manifest(self.done, position)
         self.checkpoints.save(self.done, self.trainer.state, manifest, own, self._measured)
 
-    def _rank(self) -> None:
-        if self.evaluation:
-            self.checkpoints.add_metrics(self.done, self.evaluation.metrics)
 
-
-def run_iterations(
-    trainer: Trainer, milestones: Milestones, log: MetricsLog, console: Console, stop: StopSignals
-) -> int:
+def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
     """Iterations after the origin's, until the last or a stop signal, all of them saved; returns how many are done in all."""
-    config = trainer.config
-    profiler = Profiler(config.profile, log.path.parent)
-    health = HealthLog(log.path.parent, config, trainer.task.component_weights, console.warning)
+    trainer, log, console = milestones.trainer, milestones.log, milestones.console
+    config, run_dir = trainer.config, log.path.parent
+    profiler = Profiler(config.profile, run_dir)
+    health = HealthLog(run_dir, config, trainer.task.component_weights, console.warning)
     with Watchdog(console.note) as watchdog:
         milestones.begin()
         while (done := milestones.done) < config.iterations and not stop.requested:
@@ -263,18 +254,13 @@ def run_iterations(
                 rows = sample_rows(scored.prompts, scored.completions, scored.rewards_B, scored.components, config)
                 console.samples(rows)
                 log.samples(done, rows)
-            if done < config.record_batches:
-                save_batch(log.path.parent / "batches", done, batch, scored, trainer)
+            if done < config.record_batches:  # for `jax_grpo.replay`
+                arrays = record(batch, scored.rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size)
+                (run_dir / "batches").mkdir(exist_ok=True)
+                np.savez(run_dir / "batches" / f"{done:06d}.npz", allow_pickle=False, **arrays)
             milestones.iteration_ends(metrics, stopping=stop.requested)
         milestones.end()
     return done
-
-
-def save_batch(folder: Path, iteration: int, batch: Batch, scored: Scored, trainer: Trainer) -> None:
-    """Writes the batch of an iteration for `jax_grpo.replay`."""
-    folder.mkdir(exist_ok=True)
-    arrays = record(batch, scored.rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size)
-    np.savez(folder / f"{iteration:06d}.npz", allow_pickle=False, **arrays)
 
 
 def main(argv: list[str] | None = None) -> None:

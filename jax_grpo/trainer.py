@@ -12,7 +12,7 @@ import numpy as np
 
 import jax_grpo
 from jax_grpo import advantages
-from jax_grpo.batch import Batch, GroupedTokens, cut, take
+from jax_grpo.batch import Batch, GroupedTokens, piece, split
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.sections import TaskConfig
 from jax_grpo.loss import update_work
@@ -53,32 +53,21 @@ class Scored(NamedTuple):
     rollout: Rollout
 
 
-def _require_no_task(config: Config) -> None:
-    """Refuses settings that do nothing beside a task that is given."""
-    if config.task != TaskConfig():
-        raise ConfigError(
-            "task: beside a task that is given to `train`, the config's section does nothing; leave it out"
-        )
-    if config.update.micro_batches == "auto":
-        raise ConfigError(
-            "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
-        )
-
-
 class Trainer:
     """The programs and data of one run. `iterate` does one iteration; `state` is what training has changed so far.
 
-    Args:
-        config: of the run.
-        task: takes the place of the one that the config names.
-
-    Raises:
-        ConfigError: settings of the config are of its own task.
+    A `task` that is given takes the place of the one that the config names, whose settings are then refused (ConfigError).
     """
 
     def __init__(self, config: Config, task: Task | None = None):
-        if task is not None:
-            _require_no_task(config)
+        if task is not None and config.task != TaskConfig():
+            raise ConfigError(
+                "task: beside a task that is given to `train`, the config's section does nothing; leave it out"
+            )
+        if task is not None and config.update.micro_batches == "auto":
+            raise ConfigError(
+                "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
+            )
         self.config = config
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
@@ -101,9 +90,7 @@ class Trainer:
 
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
-        phases = phases or Phases()
-        compilations = Compilations()
-        started = time.perf_counter()
+        phases, compilations, started = phases or Phases(), Compilations(), time.perf_counter()
         with explain_out_of_memory(phases, self.config):
             prompts, rollout, bare = self._generate(iteration, phases)
             # Log-probabilities need no rewards: the device computes them while the host computes those.
@@ -150,8 +137,7 @@ class Trainer:
     def _require_fitting_prompts(self) -> None:
         """Refuses, before anything is compiled, a run that would come upon a too long prompt."""
         config = self.config
-        epoch = -(-len(self.dataset) // config.prompts.per_iteration)
-        drawn = min(config.iterations, epoch)
+        drawn = min(config.iterations, -(-len(self.dataset) // config.prompts.per_iteration))  # at most an epoch
         task = config.task.model_dump(exclude={"engine", "rewards"})  # neither changes a prompt
         order = [config.seed, drawn, config.prompts.per_iteration]
         what = [jax_grpo.__version__, self.positions.identity, self.tokenizer.fingerprint(), task, order]
@@ -206,18 +192,14 @@ class Trainer:
 
     def _with_logps(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities, and entropies, that updates read from it."""
-        config = self.config
-        old_logp_BS = entropy_BS = ref_logp_BS = None
-        if needs_old_logp(config):
-            old_logp_BS, entropy_BS = self.score(self.state.params, batch)
+        cached = {}
+        if needs_old_logp(self.config):
+            cached["old_logp_BS"], entropy_BS = self.score(self.state.params, batch)
+            if self.config.objective.entropy_quantile > 0:
+                cached["entropy_BS"] = entropy_BS
         if self.reference is not None:
-            ref_logp_BS, _ = self.score(self.reference, batch)
-        return dataclasses.replace(
-            batch,
-            old_logp_BS=old_logp_BS,
-            entropy_BS=entropy_BS if config.objective.entropy_quantile > 0 else None,
-            ref_logp_BS=ref_logp_BS,
-        )
+            cached["ref_logp_BS"], _ = self.score(self.reference, batch)
+        return dataclasses.replace(batch, **cached)
 
     def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:
         """The batch to train on, and which of its rows have no signal."""
@@ -227,18 +209,13 @@ class Trainer:
             rewards_B = jnp.asarray(scored.rewards_B, dtype)
             advantages_B, flat_B = advantages.group_advantages(rewards_B, group_ids_B, config)
         else:
-            weights = self.task.component_weights
-            parts = [(x_B, weights[name]) for name, x_B in scored.components.items() if weights.get(name)]
-            if (
-                penalty := self.config.objective.overlong_penalty
-            ) is not None:  # no part of the task, but of the reward
-                parts.append((self._overlong(scored.prompts, scored.rollout, penalty.length), penalty.weight))
-            advantages_B, flat_B = advantages.combined_advantages(
-                jnp.stack([jnp.asarray(x_B, dtype) for x_B, _ in parts]),
-                jnp.array([weight for _, weight in parts], dtype),
-                group_ids_B,
-                config,
-            )
+            weights, penalty = self.task.component_weights, self.config.objective.overlong_penalty
+            weighted = [(weights[name], x_B) for name, x_B in scored.components.items() if weights.get(name)]
+            if penalty is not None:  # no component of the task, but of the reward
+                weighted.append((penalty.weight, self._overlong(scored.prompts, scored.rollout, penalty.length)))
+            components_KB = jnp.stack([jnp.asarray(x_B, dtype) for _, x_B in weighted])
+            weights_K = jnp.array([weight for weight, _ in weighted], dtype)
+            advantages_B, flat_B = advantages.combined_advantages(components_KB, weights_K, group_ids_B, config)
         return dataclasses.replace(batch, advantages_B=advantages_B), np.asarray(flat_B)
 
     def group_ids(self) -> np.ndarray:
@@ -248,16 +225,16 @@ class Trainer:
     def _optimise(self, batch: Batch, iteration: int) -> list[dict[str, jax.Array]]:
         """mu epochs of minibatch steps, up to the first beyond a guardrail that ends them; metrics of each, on the device."""
         config, steps = self.config, []
-        ends = config.kl.guardrail == "end_epoch"
-        for piece in self._minibatches(batch, iteration):
-            self.state, metrics = self.update(self.state, piece)
+        for minibatch in self._minibatches(batch, iteration):
+            self.state, metrics = self.update(self.state, minibatch)
             steps.append(metrics)
-            if ends and bool(beyond_guardrail(metrics["kl/mean"], config.kl)):
+            if config.kl.guardrail == "end_epoch" and bool(beyond_guardrail(metrics["kl/mean"], config.kl)):
                 break
-        if int(self.state.nonfinite_in_a_row) >= config.update.max_consecutive_nonfinite:
+        skipped, most = int(self.state.nonfinite_in_a_row), config.update.max_consecutive_nonfinite
+        if skipped >= most:
             raise NonFiniteUpdates(
-                f"{int(self.state.nonfinite_in_a_row)} optimiser steps in a row had a non-finite loss or gradient "
-                f"(update.max_consecutive_nonfinite = {config.update.max_consecutive_nonfinite}); the parameters are "
+                f"{skipped} optimiser steps in a row had a non-finite loss or gradient "
+                f"(update.max_consecutive_nonfinite = {most}); the parameters are "
                 f"those of optimiser step {int(self.state.optimizer_step)}. Try a lower update.learning_rate."
             )
         return steps
@@ -266,9 +243,9 @@ class Trainer:
         """The optimiser batches of an iteration in order, each cut when its turn comes."""
         update = self.config.update
         for epoch in range(update.epochs):
-            pieces = cut(self._shuffled(batch, iteration, epoch), update.minibatches)
+            pieces = split(self._shuffled(batch, iteration, epoch), update.minibatches)
             for number in range(update.minibatches):
-                yield take(pieces, number)
+                yield piece(pieces, number)
 
     def _shuffled(self, batch: Batch, iteration: int, epoch: int) -> Batch:
         """Groups in a new order, a function of (seed, iteration, epoch), when there are minibatches to mix."""
@@ -277,9 +254,8 @@ class Trainer:
         prompts, group = self.config.prompts.per_iteration, self.config.rollout.group_size
         order_P = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(prompts)
         order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
-        tokens = jax.tree.map(lambda x: x[order_P], batch.tokens)
-        rows = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.name != "tokens"}
-        return dataclasses.replace(batch, tokens=tokens, **jax.tree.map(lambda x: x[order_B], rows))
+        rows = jax.tree.map(lambda x: x[order_B], dataclasses.replace(batch, tokens=None))
+        return dataclasses.replace(rows, tokens=jax.tree.map(lambda x: x[order_P], batch.tokens))
 
     def _metrics(
         self, iteration, scored: Scored, batch: Batch, flat_B, steps, seconds: dict[str, float], total: float

@@ -15,37 +15,27 @@ import jax.numpy as jnp
 import optax
 from flax import nnx, struct
 
-from jax_grpo.batch import Batch, cut
+from jax_grpo.batch import Batch, split
 from jax_grpo.config import Config
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.loss import TokenTerms, is_empty, metrics, token_terms
 from jax_grpo.objective import adaptive_beta
-from jax_grpo.optimiser import adamw, kept, moved, schedule
+from jax_grpo.optimiser import adamw, apply_adamw, offloaded, schedule
 from jax_grpo.system.compilation import training_options
 
 
 @struct.dataclass
 class TrainState:
-    """Everything an optimiser step changes.
+    """Everything an optimiser step changes."""
 
-    Attributes:
-        params: float32 masters (`nnx.State`).
-        opt_state: AdamW moments.
-        beta: KL coefficient, float32 scalar.
-        optimizer_step: completed steps, int32; the schedule's argument. A skipped step does not count.
-        nonfinite_in_a_row: steps skipped since the last good one because something was not finite.
-        nonfinite_total: those in all.
-        empty_total: steps skipped because no token was left to train on.
-    """
-
-    params: Any
-    opt_state: Any
-    beta: jax.Array
-    optimizer_step: jax.Array
-    nonfinite_in_a_row: jax.Array
-    nonfinite_total: jax.Array
-    empty_total: jax.Array
+    params: Any  # float32 masters (`nnx.State`)
+    opt_state: Any  # AdamW's moments
+    beta: jax.Array  # KL coefficient, float32 scalar
+    optimizer_step: jax.Array  # completed steps, int32; the schedule's argument. A skipped step does not count
+    nonfinite_in_a_row: jax.Array  # steps skipped since the last good one because something was not finite
+    nonfinite_total: jax.Array  # those in all
+    empty_total: jax.Array  # steps skipped because no token was left to train on
 
 
 # Fields that checkpoints of earlier versions do not have, which begin at 0 for a run that continues from one.
@@ -54,17 +44,10 @@ LATER_COUNTERS = ("empty_total",)
 
 def init_state(params: Any, config: Config) -> TrainState:
     """Fresh state around `params` (not copied: the first update donates them)."""
-    dtype = jax.tree.leaves(params)[0].dtype
-    zero = jnp.int32(0)
-    return TrainState(
-        params=params,
-        opt_state=kept(config.update, adamw(config.update).init(params)),
-        beta=jnp.asarray(config.kl.beta, dtype if dtype == jnp.float64 else jnp.float32),
-        optimizer_step=zero,
-        nonfinite_in_a_row=jnp.int32(0),
-        nonfinite_total=jnp.int32(0),
-        empty_total=jnp.int32(0),
-    )
+    opt_state = offloaded(config.update, adamw(config.update).init(params))
+    beta = jnp.asarray(config.kl.beta, jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32))
+    counters = (jnp.int32(0) for _ in range(4))  # an array for each: a donated one cannot serve twice
+    return TrainState(params, opt_state, beta, *counters)
 
 
 def _head(graphdef, params, tokens, config: Config, heads: dict[str, Callable]) -> Callable:
@@ -72,6 +55,7 @@ def _head(graphdef, params, tokens, config: Config, heads: dict[str, Callable]) 
     model = nnx.merge(graphdef, params)
     hidden_BSH, targets_BS = tokens.predictions(model)
     settings = config.lm_head
+    stored = None if settings.logits_dtype == "float32" else settings.logits_dtype
     return functools.partial(
         heads[settings.implementation],
         hidden_BSH,
@@ -79,9 +63,7 @@ def _head(graphdef, params, tokens, config: Config, heads: dict[str, Callable]) 
         targets_BS,
         vocab_size=model.vocabulary,
         temperature=config.rollout.temperature,
-        tiling=Tiling(
-            settings.chunk_tokens, settings.chunk_vocab, "bfloat16" if settings.logits_dtype == "bfloat16" else None
-        ),
+        tiling=Tiling(settings.chunk_tokens, settings.chunk_vocab, stored),
     )
 
 
@@ -90,7 +72,7 @@ def make_score(graphdef, config: Config) -> Callable[[Any, Batch], tuple[jax.Arr
 
     @jax.jit
     def score(params, batch: Batch):
-        micro_batches = cut(batch.tokens, config.update.minibatches * config.update.parts)
+        micro_batches = split(batch.tokens, config.update.minibatches * config.update.parts)
         logp_NBS, entropy_NBS = jax.lax.map(
             lambda tokens: _head(graphdef, params, tokens, config, LM_HEADS)(), micro_batches
         )
@@ -109,11 +91,12 @@ def make_gradient(graphdef, config: Config):
     fuses = config.lm_head.implementation in FUSED_LOSSES
 
     def micro_batch_loss(params, tokens, terms: TokenTerms):
-        if not (fuses and terms.is_local_to_a_token()):
+        if fuses and terms.is_local_to_a_token():
+            fused_loss = _head(graphdef, params, tokens, config, FUSED_LOSSES)
+            loss, logp_bS, entropy_bS = fused_loss(terms.head_work(), loss_of_rows, terms.tokens_as_rows())
+        else:
             logp_bS, entropy_bS = _head(graphdef, params, tokens, config, LM_HEADS)()
-            return jnp.sum(terms.loss(logp_bS, entropy_bS)), (logp_bS, entropy_bS)
-        fused_loss = _head(graphdef, params, tokens, config, FUSED_LOSSES)
-        loss, logp_bS, entropy_bS = fused_loss(terms.head_work(), loss_of_rows, terms.tokens_as_rows())
+            loss = jnp.sum(terms.loss(logp_bS, entropy_bS))
         return loss, (logp_bS, entropy_bS)
 
     def loss_of_rows(rows: TokenTerms, logp_C, entropy_C):
@@ -122,27 +105,26 @@ def make_gradient(graphdef, config: Config):
     def gradient(params, batch: Batch, beta: jax.Array):
         dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
         terms = token_terms(batch, beta, config, dtype)
-        scalars = {"beta": terms.beta, "bonus": terms.bonus}  # alike in every micro-batch
-        rows = dataclasses.replace(terms, beta=None, bonus=None)
-        micro_batches = cut((batch.tokens, rows), config.update.parts)
+        rows = dataclasses.replace(terms, beta=None, bonus=None)  # scalars are alike in every micro-batch
+        micro_batches = split((batch.tokens, rows), config.update.parts)
 
         def add(total, micro_batch):
             tokens, rows = micro_batch
-            loss_and_gradient = jax.value_and_grad(micro_batch_loss, has_aux=True)
-            (loss, aux), grads = loss_and_gradient(params, tokens, dataclasses.replace(rows, **scalars))
+            of_rows = dataclasses.replace(rows, beta=terms.beta, bonus=terms.bonus)
+            (loss, aux), grads = jax.value_and_grad(micro_batch_loss, has_aux=True)(params, tokens, of_rows)
             return jax.tree.map(jnp.add, total, (loss, grads)), aux
 
-        start = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
-        (loss, grads), (logp, entropy) = jax.lax.scan(add, start, micro_batches)
+        nothing = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
+        (loss, grads), (logp, entropy) = jax.lax.scan(add, nothing, micro_batches)
         return loss, grads, logp.reshape(batch.mask_BS.shape), entropy.reshape(batch.mask_BS.shape)
 
     return gradient
 
 
 def make_step(graphdef, config: Config, total_steps: int):
-    """`step(state, batch) -> (state, metrics, logp_BS, grads)`: one optimiser step, not jitted.
+    """`step(state, batch) -> (state, metrics, logp_BS, grads)`: one optimiser step, not jitted; gradients before clipping.
 
-    Gradients are those before clipping. A non-finite loss or gradient norm leaves parameters, moments, beta and the step
+    A non-finite loss or gradient norm leaves parameters, moments, beta and the step
     count as they were; the two counters and the metric `nonfinite` say so. So does a step without a token to train on (all
     completions cut at the cap, with `objective.mask_truncated`), which `empty_steps` counts: its gradient is 0, but AdamW
     would still move along its moments and decay weights, and a KL of no tokens would lower an adaptive beta.
@@ -159,12 +141,9 @@ def make_step(graphdef, config: Config, total_steps: int):
         scale = jnp.where(norm > config.update.max_grad_norm, config.update.max_grad_norm / norm, 1.0)
         learning_rate = rate(state.optimizer_step)
         scaled = jax.tree.map(lambda g: g * scale, grads)
-        params, opt_state = moved(config.update, state.params, scaled, state.opt_state, learning_rate, taken)
+        params, opt_state = apply_adamw(config.update, state.params, scaled, state.opt_state, learning_rate, taken)
         seen = metrics(batch, logp_BS, entropy_BS, config)
-        beta = state.beta
-        if config.kl.adaptive:
-            beta = adaptive_beta(beta, seen["kl/mean"], config.kl)
-
+        beta = adaptive_beta(state.beta, seen["kl/mean"], config.kl) if config.kl.adaptive else state.beta
         new_state = TrainState(
             params=params,
             opt_state=opt_state,

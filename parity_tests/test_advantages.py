@@ -40,6 +40,18 @@ def test_advantage_of_a_constant_group_is_exactly_zero(baseline, scale):
     assert flat.tolist() == [True] * 7 + [False] * 2
 
 
+def test_rewards_and_groups_of_different_shapes_are_refused_in_one_line():
+    weights, components = jnp.ones(2), jnp.stack([jnp.asarray(REWARDS)] * 2)
+    for misshapen in (
+        lambda: group_advantages(jnp.asarray(REWARDS), IDS[:1], _config()),
+        lambda: combined_advantages(components, weights, IDS[:1], _config()),
+        lambda: combined_advantages(components[:1], weights, IDS, _config()),
+    ):
+        with pytest.raises(AssertionError, match="shape") as refusal:
+            misshapen()
+        assert "\n" not in str(refusal.value)
+
+
 def test_a_reward_moves_its_own_group_only():
     before, _ = group_advantages(jnp.asarray(REWARDS), IDS, _config(scale="group"))
     after, _ = group_advantages(jnp.asarray(REWARDS).at[1].add(5.0), IDS, _config(scale="group"))

@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -226,8 +227,7 @@ def test_a_checkpoint_from_before_the_counter_restores_with_none_counted(tmp_pat
         checkpoints.save(2, fresh.replace(empty_total=jnp.int32(5)), {}, {})
     back = restore(load(tmp_path / "000001"), abstract(fresh), LATER_COUNTERS)
     assert (int(back.empty_total), int(back.optimizer_step), float(back.beta)) == (0, 7, np.float32(0.3))
-    for found, expected in zip(jax.tree.leaves(back.params), jax.tree.leaves(params), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    chex.assert_trees_all_equal(back.params, params)
     assert int(restore(load(tmp_path / "000002"), abstract(fresh), LATER_COUNTERS).empty_total) == 5
     with pytest.raises(CheckpointError, match="'empty_total' is not in the checkpoint"):
         restore(load(tmp_path / "000001"), abstract(fresh))

@@ -1,5 +1,6 @@
 """Log-probabilities and entropies from hidden states: the definition, for every implementation."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,8 +36,7 @@ def test_values_and_gradients_are_the_definition(name, temperature, x64):
     value, grads = scalar(lambda h, e: head(h, e, TARGETS, vocab_size=VOCAB, temperature=temperature))
     expected, expected_grads = scalar(lambda h, e: _definition(h, e, temperature))
     assert abs(value - expected) < 1e-10
-    for found, wanted in zip(grads, expected_grads, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
+    chex.assert_trees_all_close(grads, expected_grads, rtol=1e-10, atol=1e-12)
     assert np.abs(grads[1][:VOCAB]).max() > 0.1 and (grads[1][VOCAB:] == 0).all(), "padding rows learn nothing"
 
 

@@ -46,6 +46,25 @@ def numpy_surrogate(name: str, level: str, logp, delta=None) -> np.ndarray:
     return out
 
 
+@pytest.mark.parametrize(
+    "misshapen",
+    [
+        lambda: objective.surrogate(LOGP, OLD[:1], ADVANTAGES, MASK, ObjectiveConfig()),
+        lambda: objective.surrogate(LOGP, OLD, ADVANTAGES[:, None], MASK, ObjectiveConfig()),
+        lambda: objective.surrogate(LOGP, OLD, ADVANTAGES[:1], MASK, ObjectiveConfig()),
+        lambda: objective.kl_per_token(LOGP, REF[:, :1], MASK, "k3"),
+        lambda: objective.mismatch_weights(OLD[:1], LOGP, MASK, 2.0),
+        lambda: objective.top_entropy_mask(OLD, MASK[:1], 0.5),
+        lambda: objective.aggregation_weights(jnp.asarray(MASK[0]), "dapo", 9),
+        lambda: terms_of(OLD, REF, ADVANTAGES, MASK, ObjectiveConfig(), KLConfig()).loss(LOGP, LOGP[:1]),
+    ],
+)
+def test_arrays_that_would_be_broadcast_are_refused_in_one_line(misshapen):
+    with pytest.raises(AssertionError, match=r"shape|rank") as refusal:
+        misshapen()
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize(
     ("name", "delta"), [("clip", None), ("clip", 1.5), ("cispo", None), ("sapo", None), ("reinforce", None)]

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -163,11 +164,10 @@ def test_empty_minibatches_are_left_out_by_both(tmp_path):
     assert int(twins.ours.state.optimizer_step) == twins.theirs.state.step == taken < 4
     assert float(over_steps(ours)["kl/mean"]) > 0 and over_steps(ours)["empty_steps"] == 4 - taken
 
-    before = [np.array(x) for x in jax.tree.leaves((twins.ours.state.params, twins.ours.state.beta))]
+    before = jax.tree.map(np.array, (twins.ours.state.params, twins.ours.state.beta))
     ours, theirs = twins.learn(np.zeros(16, bool), 1)  # AdamW has moments to move along
     twins.require_same(ours, theirs)
-    after = jax.tree.leaves((twins.ours.state.params, twins.ours.state.beta))
-    assert all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+    chex.assert_trees_all_equal((twins.ours.state.params, twins.ours.state.beta), before)
     for found in (over_steps(ours), torch_train.over_steps(theirs)):
         assert math.isnan(found["kl/mean"]) and math.isnan(found["loss"]) and found["empty_steps"] == 8 - taken
 

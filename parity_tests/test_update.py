@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from conftest import TINY, config, model_logp, relative_error, tiny_model, train
 from flax import nnx
 
 from jax_grpo.advantages import group_advantages
-from jax_grpo.batch import GroupedTokens, cut
+from jax_grpo.batch import GroupedTokens, split
 from jax_grpo.config.sections import AdvantageConfig, UpdateConfig
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.objective import AGGREGATIONS
@@ -151,19 +152,19 @@ def test_metrics_see_both_clip_sides_and_the_kl():
 
 
 @pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
-def test_a_nonfinite_step_is_skipped_and_counted(poison):
+def test_a_nonfinite_step_is_skipped_and_counted_by_the_one_program(poison, monkeypatch):
     graphdef, params = tiny_model()
     settings = config(kl={"adaptive": True})
     batch = training_batch(graphdef, params)
+    chex.clear_trace_counter()
+    step = chex.assert_max_traces(make_step(graphdef, settings, 10), n=1)  # a state of other types would be traced anew
+    monkeypatch.setattr("jax_grpo.update.make_step", lambda *_: step)
     update = make_update(graphdef, settings, 10)
     state = init_state(jax.tree.map(jnp.copy, params), settings)
     bad = dataclasses.replace(batch, advantages_B=batch.advantages_B.at[3].set(poison))
     state, metrics = update(state, bad)
     assert int(state.nonfinite_in_a_row) == 1 and int(metrics["nonfinite"]) == 1 and int(state.optimizer_step) == 0
-    for x, y in zip(
-        jax.tree.leaves((state.params, state.beta)), jax.tree.leaves((params, jnp.float32(0.04))), strict=True
-    ):
-        np.testing.assert_array_equal(x, y)
+    chex.assert_trees_all_equal((state.params, state.beta), (params, jnp.float32(0.04)))
     assert all((np.asarray(m) == 0).all() for m in jax.tree.leaves(state.opt_state))
     state, _ = update(state, batch)
     assert int(state.nonfinite_in_a_row) == 0 and int(state.nonfinite_total) == 1 and int(state.optimizer_step) == 1
@@ -191,8 +192,7 @@ def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {"device"}
         assert int(state.optimizer_step) == 2
         states.append(state)
-    for ours, theirs in zip(*map(jax.tree.leaves, states), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    chex.assert_trees_all_equal(*states)
 
 
 def test_gradients_are_clipped_by_global_norm_and_adamw_equals_optax():
@@ -245,10 +245,10 @@ def test_bfloat16_compute_keeps_float32_masters_and_close_gradients():
 def test_cut_splits_groups_only_when_prompts_run_out():
     graphdef, params = tiny_model()
     batch = training_batch(graphdef, params)
-    assert cut(batch, 2).tokens.completion_ids_PGC.shape == (2, 2, 4, 6)
-    assert cut(batch, 8).tokens.completion_ids_PGC.shape == (8, 1, 2, 6)
+    assert split(batch, 2).tokens.completion_ids_PGC.shape == (2, 2, 4, 6)
+    assert split(batch, 8).tokens.completion_ids_PGC.shape == (8, 1, 2, 6)
     with pytest.raises(ValueError, match="16 completions do not divide into 3"):
-        cut(batch, 3)
+        split(batch, 3)
 
 
 def _compiled(layers: int, hidden: int = 32):

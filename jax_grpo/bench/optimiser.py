@@ -10,7 +10,7 @@ from jax_grpo.bench.problems import bench_of, config_of, problem_of, weights
 
 
 def _ours(name: str, **update: Any) -> Prepared:
-    from jax_grpo.optimiser import adamw, kept, moved
+    from jax_grpo.optimiser import adamw, apply_adamw, offloaded
     from jax_grpo.system.compilation import training_options
 
     config = config_of(problem_of(name), update=update).update
@@ -18,10 +18,10 @@ def _ours(name: str, **update: Any) -> Prepared:
     grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
 
     def step(params: Any, moments: Any, finite: jax.Array) -> Any:
-        return moved(config, params, grads, moments, jnp.float32(1e-6), finite)
+        return apply_adamw(config, params, grads, moments, jnp.float32(1e-6), finite)
 
     jitted = jax.jit(step, donate_argnums=(0, 1), compiler_options=training_options())
-    held = {"state": (params, kept(config, adamw(config).init(params)))}
+    held = {"state": (params, offloaded(config, adamw(config).init(params)))}
     del params
 
     def run() -> None:

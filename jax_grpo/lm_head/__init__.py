@@ -6,18 +6,11 @@ stand in `FUSED_LOSSES` too can take a loss that is a sum over tokens, and make 
 
 import functools
 
-from jax_grpo.lm_head import chunked, materialised
-from jax_grpo.lm_head import pallas_columns as pallas_matmul
-from jax_grpo.lm_head import pallas_rows as pallas_triton
+from jax_grpo.lm_head import chunked, materialised, pallas_columns, pallas_rows
 from jax_grpo.lm_head.loops import Kernels
 
-PALLAS = Kernels(
-    pallas_triton.measure,
-    pallas_triton.differentiate,
-    pallas_triton.dlogits,
-    pallas_matmul.partial,
-    pallas_matmul.tile_dlogits,
-)
+_OF_ROWS = (pallas_rows.measure, pallas_rows.differentiate, pallas_rows.dlogits)
+PALLAS = Kernels(*_OF_ROWS, pallas_columns.partial, pallas_columns.tile_dlogits)
 LM_HEADS = {
     "materialised": materialised.token_logprobs,
     "chunked": chunked.token_logprobs,

@@ -14,13 +14,9 @@ from jax_grpo.lm_head.loops import XLA, Kernels, Plan, Tokens
 from jax_grpo.lm_head.tiles import WHOLE, Columns, RowStatistics, Tiling, TokenLoss
 
 
-def _tokens(hidden_NH, embedding_VH, targets_N, work_N) -> Tokens:
-    return Tokens(hidden_NH, embedding_VH.astype(hidden_NH.dtype), targets_N, work_N)
-
-
 def _measure(plan: Plan, hidden_NH: jax.Array, embedding_VH: jax.Array, targets_N: jax.Array) -> RowStatistics:
     work_N = jnp.full(targets_N.shape, loops.MEASURED)
-    return loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
+    return loops.statistics(plan, Tokens.of(hidden_NH, embedding_VH, targets_N, work_N))
 
 
 _statistics = jax.custom_vjp(_measure, nondiff_argnums=(0,))
@@ -40,9 +36,9 @@ def _statistics_backward(plan: Plan, saved, cotangents: RowStatistics):
     hidden_NH, embedding_VH, targets_N, statistics = saved
     rows = cotangents.logp, cotangents.entropy
     work_N = jnp.where((rows[0] != 0) | (rows[1] != 0), loops.LEARNS, loops.IDLE)
-    tokens = _tokens(hidden_NH, embedding_VH, targets_N, work_N)
-    found, _ = loops.gradients(plan, tokens, embedding_VH.dtype, _linear, rows, statistics)
-    return found.to_hidden_NH, found.to_embedding_VH, None
+    tokens = Tokens.of(hidden_NH, embedding_VH, targets_N, work_N)
+    gradients, _ = loops.gradients(plan, tokens, _linear, rows, statistics)
+    return gradients.to_hidden_NH, gradients.to_embedding_VH, None
 
 
 _statistics.defvjp(_statistics_forward, _statistics_backward)
@@ -61,21 +57,17 @@ def token_logprobs(
     """As `materialised.token_logprobs`: log-probabilities of the targets and entropies, [B, S] in nats.
 
     The backward makes each tile of logits again (four matmuls in all), and leaves out the tokens whose cotangents are 0.
-
-    Args:
-        tiling: how much of the logits exists at a time.
-        kernels: who does the arithmetic of a tile.
     """
     plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
-    flat_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
-    statistics = _statistics(plan, flat_NH, jnp.asarray(embedding_VH), jnp.asarray(targets_BS, jnp.int32).reshape(-1))
+    hidden_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
+    statistics = _statistics(plan, hidden_NH, jnp.asarray(embedding_VH), jnp.asarray(targets_BS, jnp.int32).reshape(-1))
     return statistics.logp.reshape(targets_BS.shape), statistics.entropy.reshape(targets_BS.shape)
 
 
 def _sum(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands) -> tuple[jax.Array, RowStatistics]:
     """The loss alone, for a call that nobody differentiates."""
     targets_N, work_N, rows = operands
-    statistics = loops.statistics(plan, _tokens(hidden_NH, embedding_VH, targets_N, work_N))
+    statistics = loops.statistics(plan, Tokens.of(hidden_NH, embedding_VH, targets_N, work_N))
     loss_N = token_loss(rows, statistics.logp, statistics.entropy)
     return jnp.sum(jnp.where(work_N == loops.LEARNS, loss_N, 0)), statistics
 
@@ -85,9 +77,9 @@ _fused = jax.custom_vjp(_sum, nondiff_argnums=(0, 1))
 
 def _fused_forward(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands):
     targets_N, work_N, rows = operands
-    tokens = _tokens(hidden_NH, embedding_VH, targets_N, work_N)
-    found, statistics = loops.gradients(plan, tokens, embedding_VH.dtype, token_loss, rows)
-    return (found.loss, statistics), (found.to_hidden_NH, found.to_embedding_VH)
+    tokens = Tokens.of(hidden_NH, embedding_VH, targets_N, work_N)
+    gradients, statistics = loops.gradients(plan, tokens, token_loss, rows)
+    return (gradients.loss, statistics), (gradients.to_hidden_NH, gradients.to_embedding_VH)
 
 
 def _fused_backward(plan: Plan, token_loss: TokenLoss, saved, cotangents):
@@ -117,27 +109,18 @@ def fused_loss(
     that token alone and its weight in the sum must be fixed beforehand: see `TokenLoss`.
 
     Args:
-        hidden_BSH: hidden states aligned with the tokens they predict.
-        embedding_VH: tied embedding, padded to V rows.
-        targets_BS: the tokens.
+        hidden_BSH, embedding_VH, targets_BS, vocab_size, temperature: as of `materialised.token_logprobs`.
         work_BS: `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks
             at, whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing.
         token_loss: `token_loss(rows, logp, entropy)`, called with N of each, N not always B*S.
         rows: arrays [B*S, ...] that `token_loss` takes rows of, and scalars.
-        vocab_size: columns beyond it take no probability and no gradient.
-        temperature: divides the logits; > 0.
-        tiling: how much of the logits exists at a time.
-        kernels: who does the arithmetic of a tile.
 
     Returns:
         (loss, logp_BS, entropy_BS) in at least float32; the latter two are constants.
     """
     plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
     operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows)
-    loss, statistics = _fused(
-        plan, token_loss, hidden_BSH.reshape(-1, hidden_BSH.shape[-1]), embedding_VH, jax.lax.stop_gradient(operands)
-    )
-    logp_BS, entropy_BS = (
-        jax.lax.stop_gradient(x).reshape(targets_BS.shape) for x in (statistics.logp, statistics.entropy)
-    )
+    hidden_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
+    loss, statistics = _fused(plan, token_loss, hidden_NH, embedding_VH, jax.lax.stop_gradient(operands))
+    logp_BS, entropy_BS = (jax.lax.stop_gradient(x).reshape(targets_BS.shape) for x in statistics[:2])
     return loss, logp_BS, entropy_BS

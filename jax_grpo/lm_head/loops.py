@@ -1,8 +1,8 @@
 """The loops over tiles: statistics of rows, and the gradients of their loss in hidden states and embedding, without [T, V].
 
-`ROWS` walks tiles of whole rows (three matmuls: logits, to hidden, to embedding); `VOCABULARY` walks tiles of some columns
-(the logits once more, unless the statistics are known). Both take the arithmetic of a tile as `Kernels` and skip rows that
-need no work. Knows nothing of objectives or autodiff.
+A tile is some rows, whole (three matmuls: logits, to hidden, to embedding) or, where `Tiling.vocab` says so, some columns at a
+time (the logits once more, unless the statistics are known). Who does the arithmetic of a tile is handed in as `Kernels`; rows
+that need no work are skipped. Knows nothing of objectives or autodiff.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,11 @@ class Kernels(NamedTuple):
     dlogits: Callable[..., jax.Array]
     partial: Callable[..., Partial]
     tile_dlogits: Callable[..., jax.Array]
+
+
+def logits(hidden_CH: jax.Array, weights_VH: jax.Array, stored) -> jax.Array:
+    """h W^T [C, V], accumulated in at least float32 and stored as `stored`."""
+    return jnp.einsum("ch,vh->cv", hidden_CH, weights_VH, preferred_element_type=stored)
 
 
 def partial(hidden_CH, weights_VH, targets_C, columns: Columns, stored) -> Partial:
@@ -56,10 +61,19 @@ class Tokens(NamedTuple):
     weights_VH: jax.Array
     targets_N: jax.Array
     work_N: jax.Array
+    embedding_dtype: Any  # of the embedding itself, and so of its gradient
+
+    @classmethod
+    def of(cls, hidden_NH, embedding_VH, targets_N, work_N) -> "Tokens":
+        return cls(hidden_NH, embedding_VH.astype(hidden_NH.dtype), targets_N, work_N, embedding_VH.dtype)
 
     @property
     def accumulator(self):
         return jnp.promote_types(self.hidden_NH.dtype, jnp.float32)
+
+    def no_statistics(self) -> RowStatistics:
+        zeros_N = jnp.zeros(self.targets_N.shape, self.accumulator)
+        return RowStatistics(zeros_N, zeros_N, zeros_N)
 
 
 class Gradients(NamedTuple):
@@ -70,32 +84,61 @@ class Gradients(NamedTuple):
     to_embedding_VH: jax.Array
 
 
-def logits(hidden_CH: jax.Array, weights_VH: jax.Array, stored) -> jax.Array:
-    """h W^T [C, V], accumulated in at least float32 and stored as `stored`."""
-    return jnp.einsum("ch,vh->cv", hidden_CH, weights_VH, preferred_element_type=stored)
+def statistics(plan: Plan, tokens: Tokens) -> RowStatistics:
+    """Statistics of every row that is not idle; 0 on the idle ones."""
+    order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
+    stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
+    return _fill(plan, tokens, order, 0, stop, tokens.no_statistics())
 
 
-def _no_statistics(tokens: Tokens) -> RowStatistics:
-    zeros_N = jnp.zeros(tokens.targets_N.shape, tokens.accumulator)
-    return RowStatistics(zeros_N, zeros_N, zeros_N)
+def gradients(
+    plan: Plan, tokens: Tokens, token_loss: TokenLoss, rows: Any, known: RowStatistics | None = None
+) -> tuple[Gradients, RowStatistics]:
+    """Gradients of `sum(token_loss(rows, logp, entropy))` over the rows that learn, and statistics of all that are not idle.
+
+    Args:
+        rows: arrays [N, ...] and scalars; `token_loss` is given some of the rows at a time.
+        known: statistics of all rows, if they are known for these very weights: saves the pass that finds them.
+    """
+    order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
+    learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))
+    of_tiles = _gradients_of_rows if plan.tiling.vocab is None else _gradients_of_columns
+    summed, measured = of_tiles(plan, tokens, order, learning, token_loss, rows, known)
+    if known is None:
+        stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
+        measured = _fill(plan, tokens, order, learning, stop, measured)
+    return summed, measured
 
 
-def _put_all(statistics: RowStatistics, index_C: jax.Array, values: RowStatistics) -> RowStatistics:
-    return RowStatistics(*(put(x, index_C, y) for x, y in zip(statistics, values, strict=True)))
-
-
-def statistics_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, start: Any, stop: Any, into: RowStatistics):
-    """`into` with the statistics of tiles start..stop - 1 of `order` filled in; whole rows at a time."""
-    stored = plan.tiling.stored(tokens.hidden_NH.dtype)
+def _fill(plan: Plan, tokens: Tokens, order: TokenOrder, start: Any, stop: Any, into: RowStatistics) -> RowStatistics:
+    """`into` with the statistics of tiles start..stop - 1 of `order` filled in."""
+    of_tile = _statistics_of_rows if plan.tiling.vocab is None else _statistics_of_columns
 
     def tile(number, statistics):
         index_C = order[number]
-        logits_CV = logits(take(tokens.hidden_NH, index_C), tokens.weights_VH, stored)
-        return _put_all(
-            statistics, index_C, plan.kernels.measure(logits_CV, take(tokens.targets_N, index_C), plan.columns)
-        )
+        return put(statistics, index_C, of_tile(plan, tokens, index_C))
 
     return jax.lax.fori_loop(start, stop, tile, into)
+
+
+def _statistics_of_rows(plan: Plan, tokens: Tokens, index_C: jax.Array) -> RowStatistics:
+    stored = plan.tiling.stored(tokens.hidden_NH.dtype)
+    logits_CV = logits(take(tokens.hidden_NH, index_C), tokens.weights_VH, stored)
+    return plan.kernels.measure(logits_CV, take(tokens.targets_N, index_C), plan.columns)
+
+
+def _statistics_of_columns(plan: Plan, tokens: Tokens, index_C: jax.Array) -> RowStatistics:
+    """The same, some columns at a time."""
+    stored = plan.tiling.stored(tokens.hidden_NH.dtype)
+    width, count, columns_of = _vocabulary_tiles(plan, tokens)
+    hidden_CH, targets_C = take((tokens.hidden_NH, tokens.targets_N), index_C)
+
+    def merge(number, seen: Partial) -> Partial:
+        columns = columns_of(number)
+        weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, columns.first, width)
+        return seen.merge(plan.kernels.partial(hidden_CH, weights_VH, targets_C, columns, stored))
+
+    return jax.lax.fori_loop(0, count, merge, Partial.empty(index_C.shape[0], tokens.accumulator)).statistics()
 
 
 def _vocabulary_tiles(plan: Plan, tokens: Tokens) -> tuple[int, int, Callable[[Any], Columns]]:
@@ -109,27 +152,7 @@ def _vocabulary_tiles(plan: Plan, tokens: Tokens) -> tuple[int, int, Callable[[A
     return width, -(-total // width), columns
 
 
-def statistics_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, start: Any, stop: Any, into: RowStatistics):
-    """The same, some columns at a time."""
-    stored = plan.tiling.stored(tokens.hidden_NH.dtype)
-    width, count, columns_of = _vocabulary_tiles(plan, tokens)
-
-    def tile(number, statistics):
-        index_C = order[number]
-        hidden_CH, targets_C = take(tokens.hidden_NH, index_C), take(tokens.targets_N, index_C)
-
-        def merge(column_tile, seen: Partial) -> Partial:
-            columns = columns_of(column_tile)
-            weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, columns.first, width)
-            return seen.merge(plan.kernels.partial(hidden_CH, weights_VH, targets_C, columns, stored))
-
-        seen = jax.lax.fori_loop(0, count, merge, Partial.empty(order.tile, tokens.accumulator))
-        return _put_all(statistics, index_C, seen.statistics())
-
-    return jax.lax.fori_loop(start, stop, tile, into)
-
-
-def gradients_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, known):
+def _gradients_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, stop, token_loss, rows, known):
     """Gradients and statistics of tiles 0..stop - 1 of `order`, whole rows at a time; see `gradients`."""
     stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
 
@@ -142,7 +165,7 @@ def gradients_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embed
             d_CV, loss_C, measured = plan.kernels.differentiate(
                 logits_CV, targets_C, rows_C, token_loss, plan.columns, dtype
             )
-            statistics = _put_all(statistics, index_C, measured)
+            statistics = put(statistics, index_C, measured)
         else:
             measured = take(known, index_C)
             loss_C, *to_row = tiles.derivatives(token_loss, rows_C, measured.logp, measured.entropy)
@@ -153,20 +176,20 @@ def gradients_of_rows(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embed
         done = Gradients(loss + jnp.sum(loss_C), put(to_hidden_NH, index_C, to_hidden_CH), to_embedding_VH)
         return done, statistics
 
-    start = Gradients(
+    nothing = Gradients(
         jnp.zeros((), tokens.accumulator),
         jnp.zeros_like(tokens.hidden_NH),
         jnp.zeros(tokens.weights_VH.shape, tokens.accumulator),
     )
-    found, statistics = jax.lax.fori_loop(0, stop, tile, (start, known or _no_statistics(tokens)))
-    return found._replace(to_embedding_VH=found.to_embedding_VH.astype(embedding_dtype)), statistics
+    total, statistics = jax.lax.fori_loop(0, stop, tile, (nothing, known or tokens.no_statistics()))
+    return total._replace(to_embedding_VH=total.to_embedding_VH.astype(tokens.embedding_dtype)), statistics
 
 
-def gradients_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, stop, embedding_dtype, token_loss, rows, known):
+def _gradients_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, stop, token_loss, rows, known):
     """The same, some columns at a time: the embedding's gradient is finished tile by tile and needs no second copy."""
     stored, dtype = plan.tiling.stored(tokens.hidden_NH.dtype), tokens.hidden_NH.dtype
     width, count, columns_of = _vocabulary_tiles(plan, tokens)
-    statistics = known or statistics_of_columns(plan, tokens, order, 0, stop, _no_statistics(tokens))
+    statistics = known or _fill(plan, tokens, order, 0, stop, tokens.no_statistics())
     loss_N, *to_rows_N = tiles.derivatives(token_loss, rows, statistics.logp, statistics.entropy)
     learns_N = tokens.work_N == LEARNS
     per_row = (tokens.hidden_NH, tokens.targets_N, statistics, *to_rows_N)
@@ -189,61 +212,13 @@ def gradients_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, stop, em
         to_hidden_NH, to_weights_VH = jax.lax.fori_loop(0, stop, row_tile, (to_hidden_NH, nothing))
         # Columns of an earlier tile are 0 here, so adding leaves their finished sums as they are.
         before_VH = jax.lax.dynamic_slice_in_dim(to_embedding_VH, columns.first, width)
-        after_VH = before_VH + to_weights_VH.astype(embedding_dtype)
+        after_VH = before_VH + to_weights_VH.astype(tokens.embedding_dtype)
         return to_hidden_NH, jax.lax.dynamic_update_slice_in_dim(to_embedding_VH, after_VH, columns.first, 0)
 
-    start = (
+    nothing = (
         jnp.zeros(tokens.hidden_NH.shape, tokens.accumulator),
-        jnp.zeros(tokens.weights_VH.shape, embedding_dtype),
+        jnp.zeros(tokens.weights_VH.shape, tokens.embedding_dtype),
     )
-    to_hidden_NH, to_embedding_VH = jax.lax.fori_loop(0, count, column_tile, start)
+    to_hidden_NH, to_embedding_VH = jax.lax.fori_loop(0, count, column_tile, nothing)
     loss = jnp.sum(jnp.where(learns_N, loss_N, 0))
     return Gradients(loss, to_hidden_NH.astype(dtype), to_embedding_VH), statistics
-
-
-class Walk(NamedTuple):
-    statistics: Callable[..., RowStatistics]
-    gradients: Callable[..., tuple[Gradients, RowStatistics]]
-
-
-ROWS = Walk(statistics_of_rows, gradients_of_rows)
-VOCABULARY = Walk(statistics_of_columns, gradients_of_columns)
-
-
-def walk(tiling: Tiling) -> Walk:
-    return ROWS if tiling.vocab is None else VOCABULARY
-
-
-def statistics(plan: Plan, tokens: Tokens) -> RowStatistics:
-    """Statistics of every row that is not idle; 0 on the idle ones."""
-    order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
-    stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
-    return walk(plan.tiling).statistics(plan, tokens, order, 0, stop, _no_statistics(tokens))
-
-
-def gradients(
-    plan: Plan,
-    tokens: Tokens,
-    embedding_dtype: Any,
-    token_loss: TokenLoss,
-    rows: Any,
-    known: RowStatistics | None = None,
-) -> tuple[Gradients, RowStatistics]:
-    """Gradients of `sum(token_loss)` over the rows that learn, and the statistics of all that are not idle.
-
-    Args:
-        plan: how.
-        tokens: the rows.
-        embedding_dtype: dtype of the embedding's gradient.
-        token_loss: loss of each row; its arguments are given for some of the rows at a time.
-        rows: arrays [N, ...] and scalars for `token_loss`.
-        known: statistics of all rows, if they are known for these very weights: saves the pass that finds them.
-    """
-    order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
-    learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))
-    way = walk(plan.tiling)
-    found, measured = way.gradients(plan, tokens, order, learning, embedding_dtype, token_loss, rows, known)
-    if known is None:
-        stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
-        measured = way.statistics(plan, tokens, order, learning, stop, measured)
-    return found, measured

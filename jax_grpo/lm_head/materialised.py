@@ -52,7 +52,8 @@ def token_logprobs(
     """log softmax(h W^T / temperature) at the target, and the entropy of that distribution, both [B, S] in nats.
 
     Matmul operands in the hidden states' dtype, everything after it in at least float32. The target is picked by comparing column
-    numbers: a gather's transpose would be a scatter over [B, S, V].
+    numbers: a gather's transpose would be a scatter over [B, S, V]. Reverse-mode differentiable in both arrays, through the
+    entropy too; not in forward mode.
 
     Args:
         hidden_BSH: hidden states aligned with the tokens they predict.
@@ -61,8 +62,6 @@ def token_logprobs(
         vocab_size: columns beyond it take no probability and no gradient.
         temperature: divides the logits; > 0.
         tiling: only its `logits_dtype` matters here: there is one tile.
-
-    Reverse-mode differentiable in both arrays, through the entropy too; not in forward mode.
     """
     logits_BSV = _logits(tiling.stored(hidden_BSH.dtype), hidden_BSH, embedding_VH)
     logits_BSV = logits_BSV.astype(jnp.promote_types(logits_BSV.dtype, jnp.float32))

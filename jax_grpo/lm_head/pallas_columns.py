@@ -12,11 +12,8 @@ from jax.experimental.pallas import triton as plt
 from jax_grpo.lm_head.pallas_rows import pallas_call
 from jax_grpo.lm_head.tiles import LOWEST, Columns, Partial, RowStatistics
 
-BLOCK_C, BLOCK_V, BLOCK_H = (
-    64,
-    128,
-    64,
-)  # rows a multiple of `tiles.ROW_MULTIPLE`; no spills, two programs a core on sm_89
+# No registers spill and two programs share a core on sm_89; rows are a multiple of `tiles.ROW_MULTIPLE`.
+BLOCK_C, BLOCK_V, BLOCK_H = 64, 128, 64
 WARPS, STAGES = 4, 3
 
 
@@ -45,19 +42,31 @@ def _block(hidden_ref, weights_ref, bounds_ref, columns: Columns):
     return jnp.where(inside_V[None, :], z_CV / columns.temperature, LOWEST), rows, token_V, inside_V
 
 
-def _operands(hidden_CH, weights_VH, columns: Columns):
-    """(arrays every kernel takes, compile-time columns, grid): bounds change from tile to tile without a recompile."""
+def _each_block(compute, name: str, hidden_CH, weights_VH, columns: Columns, *operands, out_shape):
+    """The results of `compute(block, *refs)`, one program a block of the logits: see `_block`; refs of operands and results."""
+    # Bounds change from tile to tile without a recompile.
     bounds = jnp.stack([jnp.asarray(x, jnp.int32) for x in (columns.first, columns.fresh)])
-    grid = (-(-weights_VH.shape[0] // BLOCK_V), hidden_CH.shape[0] // BLOCK_C)
-    return (hidden_CH, weights_VH, bounds), columns._replace(first=0, fresh=0), grid
+    static = columns._replace(first=0, fresh=0)
+
+    def kernel(hidden_ref, weights_ref, bounds_ref, *refs):
+        compute(_block(hidden_ref, weights_ref, bounds_ref, static), *refs)
+
+    return pallas_call(
+        kernel,
+        name,
+        *(hidden_CH, weights_VH, bounds, *operands),
+        grid=(-(-weights_VH.shape[0] // BLOCK_V), hidden_CH.shape[0] // BLOCK_C),
+        out_shape=out_shape,
+        warps=WARPS,
+        stages=STAGES,
+    )
 
 
 def partial(hidden_CH, weights_VH, targets_C, columns: Columns, stored) -> Partial:
     """See `loops.partial`; logits are in float32 whatever `stored`."""
-    operands, static, grid = _operands(hidden_CH, weights_VH, columns)
 
-    def kernel(hidden_ref, weights_ref, bounds_ref, target_ref, *out_refs):
-        z_CV, rows, token_V, inside_V = _block(hidden_ref, weights_ref, bounds_ref, static)
+    def compute(block, target_ref, *out_refs):
+        z_CV, rows, token_V, inside_V = block
         top_C = jnp.max(z_CV, axis=1)
         exp_CV = jnp.exp(z_CV - top_C[:, None])
         at_target_CV = (token_V[None, :] == target_ref[rows][:, None]) & inside_V[None, :]
@@ -66,58 +75,32 @@ def partial(hidden_CH, weights_VH, targets_C, columns: Columns, stored) -> Parti
             plt.store(ref.at[pl.program_id(0), rows], value_C)
 
     dtype = jnp.promote_types(hidden_CH.dtype, jnp.float32)
-    shape = jax.ShapeDtypeStruct((grid[0], hidden_CH.shape[0]), dtype)
-    blocks = Partial(
-        *pallas_call(
-            kernel,
-            "partial",
-            *operands,
-            targets_C,
-            grid=grid,
-            out_shape=[shape] * len(Partial._fields),
-            warps=WARPS,
-            stages=STAGES,
-        )
-    )
+    of_blocks = jax.ShapeDtypeStruct((-(-weights_VH.shape[0] // BLOCK_V), hidden_CH.shape[0]), dtype)
+    shapes = [of_blocks] * len(Partial._fields)
+    blocks = Partial(*_each_block(compute, "partial", hidden_CH, weights_VH, columns, targets_C, out_shape=shapes))
     top_C = jnp.max(blocks.top, axis=0)
     scale_KC = jnp.exp(blocks.top - top_C)
-    return Partial(
-        top_C,
-        jnp.sum(blocks.mass * scale_KC, axis=0),
-        jnp.sum(blocks.weighted * scale_KC, axis=0),
-        jnp.sum(blocks.target, axis=0),
-    )
+    mass_C, weighted_C = (jnp.sum(x * scale_KC, axis=0) for x in (blocks.mass, blocks.weighted))
+    return Partial(top_C, mass_C, weighted_C, jnp.sum(blocks.target, axis=0))
 
 
 def tile_dlogits(
     hidden_CH, weights_VH, targets_C, statistics: RowStatistics, to_logp_C, to_entropy_C, columns: Columns, stored
 ) -> jax.Array:
     """See `loops.tile_dlogits`; logits are in float32 whatever `stored`."""
-    operands, static, grid = _operands(hidden_CH, weights_VH, columns)
     width = weights_VH.shape[0]
 
-    def kernel(hidden_ref, weights_ref, bounds_ref, target_ref, entropy_ref, lse_ref, g_ref, e_ref, out_ref):
-        z_CV, rows, token_V, inside_V = _block(hidden_ref, weights_ref, bounds_ref, static)
+    def compute(block, target_ref, entropy_ref, lse_ref, g_ref, e_ref, out_ref):
+        z_CV, rows, token_V, inside_V = block
         logp_CV = z_CV - lse_ref[rows][:, None]
         g_C1, e_C1 = g_ref[rows][:, None], e_ref[rows][:, None]
         at_target_CV = jnp.where(token_V[None, :] == target_ref[rows][:, None], g_C1, 0)
         d_CV = at_target_CV - jnp.exp(logp_CV) * (g_C1 + e_C1 * (logp_CV + entropy_ref[rows][:, None]))
-        d_CV = jnp.where(inside_V[None, :], d_CV / static.temperature, 0).astype(out_ref.dtype)
+        d_CV = jnp.where(inside_V[None, :], d_CV / columns.temperature, 0).astype(out_ref.dtype)
         first_column = pl.program_id(0) * BLOCK_V
         within_V = first_column + jnp.arange(BLOCK_V, dtype=jnp.int32) < width
         plt.store(out_ref.at[rows, pl.ds(first_column, BLOCK_V)], d_CV, mask=within_V[None, :])
 
-    return pallas_call(
-        kernel,
-        "tile_dlogits",
-        *operands,
-        targets_C,
-        statistics.entropy,
-        statistics.lse,
-        to_logp_C,
-        to_entropy_C,
-        grid=grid,
-        out_shape=jax.ShapeDtypeStruct((hidden_CH.shape[0], width), hidden_CH.dtype),
-        warps=WARPS,
-        stages=STAGES,
-    )
+    operands = (targets_C, statistics.entropy, statistics.lse, to_logp_C, to_entropy_C)
+    shape = jax.ShapeDtypeStruct((hidden_CH.shape[0], width), hidden_CH.dtype)
+    return _each_block(compute, "tile_dlogits", hidden_CH, weights_VH, columns, *operands, out_shape=shape)

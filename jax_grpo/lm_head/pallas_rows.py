@@ -34,18 +34,6 @@ def pallas_call(kernel, name: str, *operands: Any, warps: int, stages: int = 1, 
     return jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
 
 
-def _row_spec(x: Any) -> pl.BlockSpec:
-    """One row of an array [C, ...] for each program; a scalar as it is."""
-    if not x.ndim:
-        return pl.BlockSpec((), lambda row: ())
-    return pl.BlockSpec((1, *x.shape[1:]), lambda row: (row, *(0 for _ in x.shape[1:])))
-
-
-def _logits_spec(logits_CV: jax.Array) -> pl.BlockSpec:
-    """One row of the logits, without its axis of 1."""
-    return pl.BlockSpec((None, logits_CV.shape[1]), lambda row: (row, 0))
-
-
 def _blocks(width: int) -> int:
     return -(-width // ROW_BLOCK)
 
@@ -97,9 +85,34 @@ def _put(refs, values) -> None:
         ref[...] = value.astype(ref.dtype)
 
 
-def _per_row(logits_CV: jax.Array, count: int) -> list[jax.ShapeDtypeStruct]:
-    dtype = jnp.promote_types(logits_CV.dtype, jnp.float32)
-    return [jax.ShapeDtypeStruct(logits_CV.shape[:1], dtype)] * count
+def _row_spec(x: Any) -> pl.BlockSpec:
+    """One row of an array [C, ...] for each program; a scalar as it is."""
+    if not x.ndim:
+        return pl.BlockSpec((), lambda row: ())
+    return pl.BlockSpec((1, *x.shape[1:]), lambda row: (row, *(0 for _ in x.shape[1:])))
+
+
+def _each_row(kernel, name: str, logits_CV: jax.Array, *operands: Any, gradient: Any = None, numbers: int = 0) -> Any:
+    """The kernel as one program a row, on its logits without their axis of 1 and on its row of each of `operands`.
+
+    Results: where `gradient` is a dtype, the logits' gradient in it, which stands in their place if it is as wide; then so many
+    `numbers` [C] in at least float32.
+    """
+    logits_spec = pl.BlockSpec((None, logits_CV.shape[1]), lambda row: (row, 0))
+    number = jax.ShapeDtypeStruct(logits_CV.shape[:1], jnp.promote_types(logits_CV.dtype, jnp.float32))
+    gradients = [] if gradient is None else [jax.ShapeDtypeStruct(logits_CV.shape, gradient)]
+    return pallas_call(
+        kernel,
+        name,
+        logits_CV,
+        *operands,
+        warps=ROW_WARPS,
+        grid=(logits_CV.shape[0],),
+        in_specs=[logits_spec, *map(_row_spec, operands)],
+        out_specs=[logits_spec for _ in gradients] + [_row_spec(number)] * numbers,
+        out_shape=[*gradients, *[number] * numbers],
+        input_output_aliases={0: 0} if gradients and logits_CV.dtype == gradient else {},
+    )
 
 
 def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> RowStatistics:
@@ -108,24 +121,7 @@ def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> Row
     def kernel(logits_ref, target_ref, *out_refs):
         _put(out_refs, _sweep(logits_ref, target_ref[0], columns))
 
-    shapes = _per_row(logits_CV, 3)
-    found = pallas_call(
-        kernel,
-        "measure",
-        logits_CV,
-        targets_C,
-        warps=ROW_WARPS,
-        grid=(logits_CV.shape[0],),
-        in_specs=[_logits_spec(logits_CV), _row_spec(targets_C)],
-        out_specs=[_row_spec(x) for x in shapes],
-        out_shape=shapes,
-    )
-    return RowStatistics(*found)
-
-
-def _in_place(logits_CV: jax.Array, dtype: Any) -> dict[int, int]:
-    """A gradient narrower than its logits cannot stand where they stood."""
-    return {0: 0} if logits_CV.dtype == dtype else {}
+    return RowStatistics(*_each_row(kernel, "measure", logits_CV, targets_C, numbers=3))
 
 
 def dlogits(
@@ -137,27 +133,12 @@ def dlogits(
         known = RowStatistics(logp_ref[...], entropy_ref[...], lse_ref[...])
         _rewrite(logits_ref, out_ref, target_ref[0], known, g_ref[...], e_ref[...], columns)
 
-    operands = (logits_CV, targets_C, *statistics, to_logp_C, to_entropy_C)
-    return pallas_call(
-        kernel,
-        "dlogits",
-        *operands,
-        warps=ROW_WARPS,
-        grid=(logits_CV.shape[0],),
-        in_specs=[_logits_spec(logits_CV), *(_row_spec(x) for x in operands[1:])],
-        out_specs=_logits_spec(logits_CV),
-        out_shape=jax.ShapeDtypeStruct(logits_CV.shape, dtype),
-        input_output_aliases=_in_place(logits_CV, dtype),
-    )
+    operands = (targets_C, *statistics, to_logp_C, to_entropy_C)
+    return _each_row(kernel, "dlogits", logits_CV, *operands, gradient=dtype)[0]
 
 
 def differentiate(
-    logits_CV: jax.Array,
-    targets_C: jax.Array,
-    rows: Any,
-    token_loss: TokenLoss,
-    columns: Columns,
-    dtype: Any,
+    logits_CV: jax.Array, targets_C: jax.Array, rows: Any, token_loss: TokenLoss, columns: Columns, dtype: Any
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
     """See `tiles.differentiate`: one program a row reads it, evaluates `token_loss` and its derivatives, and rewrites it."""
     leaves, tree = jax.tree.flatten(rows)
@@ -174,18 +155,6 @@ def differentiate(
         _rewrite(logits_ref, out_ref, target, statistics, to_logp, to_entropy, columns)
         _put(out_refs, (loss, *statistics))
 
-    shapes = _per_row(logits_CV, 4)
-    d_CV, loss_C, *found = pallas_call(
-        kernel,
-        "differentiate",
-        logits_CV,
-        targets_C,
-        *leaves,
-        warps=ROW_WARPS,
-        grid=(logits_CV.shape[0],),
-        in_specs=[_logits_spec(logits_CV), _row_spec(targets_C), *(_row_spec(x) for x in leaves)],
-        out_specs=[_logits_spec(logits_CV), *(_row_spec(x) for x in shapes)],
-        out_shape=[jax.ShapeDtypeStruct(logits_CV.shape, dtype), *shapes],
-        input_output_aliases=_in_place(logits_CV, dtype),
-    )
-    return d_CV, loss_C, RowStatistics(*found)
+    results = _each_row(kernel, "differentiate", logits_CV, targets_C, *leaves, gradient=dtype, numbers=4)
+    d_CV, loss_C, *statistics = results
+    return d_CV, loss_C, RowStatistics(*statistics)

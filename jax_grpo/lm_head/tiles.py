@@ -17,10 +17,9 @@ TokenLoss = Callable[[Any, jax.Array, jax.Array], jax.Array]
 `rows` is a tree of arrays [C, ...] and of scalars, which are the same for every row.
 """
 
-LOWEST = -1e30  # of padding columns; -inf would make p log p NaN
-ROW_MULTIPLE = (
-    64  # matmul rows: whole tensor-core tiles (XLA's Triton matmul finds no tiling for others without autotuning)
-)
+LOWEST = -1e30  # the logit of padding columns; -inf would make p log p NaN
+# Rows of a matmul are whole tensor-core tiles: for others XLA's Triton matmul finds no tiling without autotuning.
+ROW_MULTIPLE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Tiling:
     Attributes:
         tokens: most rows of a tile; a multiple of `ROW_MULTIPLE`.
         vocab: columns of a tile; None is all of them (three matmuls), a number the minimum-memory mode (four).
-        logits_dtype: dtype that logits are stored in between the matmul and the softmax, which is float32 at least either way;
-            None is that. bfloat16 halves the tile, and rounds logits of size 100 by up to 0.25 nats.
+        logits_dtype: dtype of logits between the matmul and the softmax, which is float32 at least either way; None is that.
+            bfloat16 halves the tile, and rounds logits of size 100 by up to 0.25 nats.
     """
 
     tokens: int = 1024
@@ -52,19 +51,14 @@ WHOLE = Tiling()
 
 
 class Columns(NamedTuple):
-    """Which tokens the columns of a tile are.
+    """Which tokens the columns of a tile are, and what divides their logits."""
 
-    Attributes:
-        vocab_size: columns from here on are padding.
-        temperature: divides the logits; > 0.
-        first: token of column 0 of the tile.
-        fresh: columns before this token were in an earlier tile already (the last tile reaches back to be whole).
-    """
-
-    vocab_size: int
-    temperature: float
-    first: jax.Array | int = 0
-    fresh: jax.Array | int = 0
+    vocab_size: int  # columns from here on are padding
+    temperature: float  # > 0
+    first: jax.Array | int = 0  # token of column 0 of the tile
+    fresh: jax.Array | int = (
+        0  # columns before it were in an earlier tile already: the last one reaches back to be whole
+    )
 
     def tokens(self, width: int) -> jax.Array:
         """Token of each column [V], int32."""
@@ -111,9 +105,13 @@ def take(rows_N: Any, index_C: jax.Array) -> Any:
     return jax.tree.map(lambda x: x.at[index_C].get(mode="fill", fill_value=0) if jnp.ndim(x) else x, rows_N)
 
 
-def put(array_N: jax.Array, index_C: jax.Array, values_C: jax.Array) -> jax.Array:
-    """The array with those rows replaced; an index beyond the last is left out."""
-    return array_N.at[index_C].set(values_C.astype(array_N.dtype), mode="drop", unique_indices=True)
+def put(rows_N: Any, index_C: jax.Array, values_C: Any) -> Any:
+    """The tree's arrays with those rows replaced; an index beyond the last is left out."""
+
+    def replaced(x_N: jax.Array, x_C: jax.Array) -> jax.Array:
+        return x_N.at[index_C].set(x_C.astype(x_N.dtype), mode="drop", unique_indices=True)
+
+    return jax.tree.map(replaced, rows_N, values_C)
 
 
 def scaled(logits_CV: jax.Array, columns: Columns) -> jax.Array:
@@ -172,22 +170,14 @@ class Partial(NamedTuple):
         return RowStatistics(self.target - lse, lse - self.weighted / self.mass, lse)
 
 
-def derivatives(
-    token_loss: TokenLoss, rows: Any, logp_C: jax.Array, entropy_C: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def derivatives(token_loss: TokenLoss, rows: Any, logp_C: jax.Array, entropy_C: jax.Array) -> tuple[jax.Array, ...]:
     """(loss_C, d loss / d logp, d loss / d entropy), each [C]: one row's loss is a function of that row alone."""
     loss_C, pull = jax.vjp(lambda logp, entropy: token_loss(rows, logp, entropy), logp_C, entropy_C)
     return loss_C, *pull(jnp.ones_like(loss_C))
 
 
 def dlogits(
-    logits_CV: jax.Array,
-    targets_C: jax.Array,
-    statistics: RowStatistics,
-    to_logp_C: jax.Array,
-    to_entropy_C: jax.Array,
-    columns: Columns,
-    dtype: Any,
+    logits_CV: jax.Array, targets_C, statistics: RowStatistics, to_logp_C, to_entropy_C, columns: Columns, dtype: Any
 ) -> jax.Array:
     """Gradient of a loss in the logits of a tile [C, V], in `dtype`; 0 in columns that do not count.
 
@@ -204,12 +194,7 @@ def dlogits(
 
 
 def differentiate(
-    logits_CV: jax.Array,
-    targets_C: jax.Array,
-    rows: Any,
-    token_loss: TokenLoss,
-    columns: Columns,
-    dtype: Any,
+    logits_CV: jax.Array, targets_C: jax.Array, rows: Any, token_loss: TokenLoss, columns: Columns, dtype: Any
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
     """(gradient of the summed loss in the logits [C, V] in `dtype`, loss_C, statistics) of whole rows."""
     statistics = measure(logits_CV, targets_C, columns)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from jax_grpo.batch import Batch, cut, take
+from jax_grpo.batch import Batch, piece, split
 from jax_grpo.config import Config
 from jax_grpo.config.files import weights_directory
 from jax_grpo.config.sections import ModelConfig
@@ -126,7 +126,7 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
         resident["reference"] = size(reference)
         ref_logp, _ = jax.eval_shape(functions.score, reference, bare)
         batch = dataclasses.replace(batch, ref_logp_BS=ref_logp)
-    minibatch = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
+    minibatch = jax.eval_shape(lambda batch: piece(split(batch, config.update.minibatches), 0), batch)
     programs.append(Program("update", functions.update, (state, minibatch), ("parameters", "moments")))
     inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
     programs += [Program(f"{EVALUATION}{mode}", jitted, inputs, ("parameters",)) for mode, jitted in modes.items()]
