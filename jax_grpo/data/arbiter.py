@@ -13,10 +13,9 @@ from typing import NamedTuple
 import chess
 import pyarrow as pa
 
-from jax_grpo.data.mates import mating_moves
 from jax_grpo.data.selfplay import in_processes
 from jax_grpo.data.shards import Source, of_file, row_position
-from jax_grpo.positions.endings import ending
+from jax_grpo.positions.endings import ending, mating_moves
 from jax_grpo.positions.files import numbered_lines, parsed, read_games
 from jax_grpo.positions.position import recent_moves
 from jax_grpo.positions.random_play import sparse_start

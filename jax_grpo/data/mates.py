@@ -11,23 +11,12 @@ import chess
 import chess.engine
 
 from jax_grpo.data.selfplay import engine_games
+from jax_grpo.positions.endings import mating_moves
 from jax_grpo.positions.position import position_key
 from jax_grpo.positions.random_play import sparse_start
 
 MAX_PLIES = 160
 GAMES_A_BATCH = 8
-
-
-def mating_moves(board: chess.Board) -> list[str]:
-    """UCI of every legal move that mates, sorted."""
-    mates = []
-    for move in list(board.legal_moves):
-        if board.gives_check(move):
-            board.push(move)
-            if board.is_checkmate():
-                mates.append(move.uci())
-            board.pop()
-    return sorted(mates)
 
 
 def play_game(engine: chess.engine.SimpleEngine, seed: int, game: int, nodes: int) -> list[dict]:
