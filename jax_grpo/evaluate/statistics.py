@@ -91,11 +91,9 @@ def difference(before: Estimate, after: Estimate) -> Estimate | None:
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[bool]]) -> dict[str, Estimate]:
-    """`group/name` estimates of the columns of `rows`: proportions of booleans, means of numbers.
+    """`group/name` estimates of the columns of `rows`: proportions of booleans, means of numbers; None is not counted.
 
-    Args:
-        rows: one a prompt, all with the same names; None: not measured on this prompt, and not counted.
-        groups: which rows each group has; `all` is added. A group without rows gives estimates without a value.
+    `groups` says which rows each group has; `all` is added. A group without rows gives estimates without a value.
     """
     names = list(rows[0]) if rows else []
     kinds = {name: mean if any(isinstance(row[name], float) for row in rows) else proportion for name in names}

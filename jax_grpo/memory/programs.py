@@ -143,13 +143,7 @@ def _run_of(config: Config, tokenizer: Tokenizer, task: Task) -> Run:
     minibatch = jax.eval_shape(lambda batch: take(cut(batch, config.update.minibatches), 0), batch)
     programs.append(Program("update", functions.update, (state, minibatch), ("parameters", "moments")))
     if config.evaluation.positions:
-        modes = during_training.make_programs(
-            graphdef,
-            tokenizer,
-            task,
-            max_new_tokens=config.rollout.max_new_tokens,
-            temperature=config.rollout.temperature,
-        )
+        modes = during_training.make_programs(graphdef, tokenizer, task, config)
         inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
         programs += [Program(f"{EVALUATION}{mode}", jitted, inputs, ("parameters",)) for mode, jitted in modes.items()]
     return Run(tuple(programs), resident, in_host, sizes, assumed)
