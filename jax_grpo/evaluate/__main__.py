@@ -84,13 +84,6 @@ def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]
     return _write(texts, folder) + save_pictures(results, data, name, folder)
 
 
-def save_comparison(before: Path, after: Path, folder: Path) -> list[Path]:
-    """Writes comparison.json and comparison.md of two evaluations; returns the files."""
-    reports = tables.read_report(before), tables.read_report(after)
-    pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
-    return _write({"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports)}, folder)
-
-
 def _write(texts: dict[str, str], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -144,8 +137,10 @@ def _positive(text: str) -> float:
 def run(arguments: argparse.Namespace) -> list[Path]:
     """What the command line asks for; returns the files written."""
     if arguments.compare:
-        before, after = arguments.compare
-        return save_comparison(before, after, arguments.out or after)
+        reports = [tables.read_report(folder) for folder in arguments.compare]
+        pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
+        texts = {"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports)}
+        return _write(texts, arguments.out or arguments.compare[1])
     require_weights(arguments.weights)
     arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
     with contextlib.ExitStack() as cleanup:

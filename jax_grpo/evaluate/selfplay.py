@@ -63,14 +63,10 @@ def play(
     max_half_moves: int,
     tick: Tick,
 ) -> None:
-    """Plays all games to their ends, side by side, in place.
+    """Plays all games to their ends, side by side, in place; each tick is one more half-move of all of them.
 
-    Args:
-        games: see `openings`.
-        policy: the task that asks for one move; `choose` completes its prompts.
-        simulate: completes environment prompts; None: python-chess is the environment.
-        max_half_moves: of the model.
-        tick: called with how many half-moves all games have made together.
+    `choose` completes the prompts of the policy task, which ask for one move; `simulate` those of the environment (None:
+    python-chess is the environment).
     """
     for step in range(max_half_moves):
         live = [number for number, game in enumerate(games) if game.ended is None]

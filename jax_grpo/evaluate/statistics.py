@@ -106,10 +106,7 @@ def summarise(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[b
 
 
 class EloEstimate(NamedTuple):
-    """Score in [0, 1] and Elo difference, each with its 95 % interval; None: without bound.
-
-    A score of 0 or 1 has no Elo difference: only a one-sided bound, which is exact for decided games.
-    """
+    """Score in [0, 1] and Elo difference, each with its 95 % interval; None: without bound, as of a score of 0 or 1."""
 
     score: float
     score_interval: tuple[float, float]

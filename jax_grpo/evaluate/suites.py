@@ -68,9 +68,7 @@ def _sides(positions: Sequence[Position]) -> dict[str, list[bool]]:
     return {name: [f" {letter} " in p.fen for p in positions] for name, letter in {"white": "w", "black": "b"}.items()}
 
 
-def _moves(
-    ask: Ask, suite: str, positions: Sequence[Position], steps: BeginPart
-) -> Iterator[tuple[str, str, list[str]]]:
+def _moves(ask: Ask, suite: str, positions: Sequence[Position], steps: BeginPart) -> Iterator[tuple[str, str, list]]:
     """Style, mode and completions: what the model answers in each position, asked in every style and mode."""
     for style in STYLES:
         task = policy_task(style)

@@ -78,9 +78,7 @@ Measured = TypeVar("Measured")
 
 
 def published_figures(name: str, settings: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """`ROOKWORLD`, where the weights' name or their config.json (`settings`) says that they are RookWorld's and they have its
-    shape; else none.
-    """
+    """`ROOKWORLD`, where the weights' name or config.json (`settings`) says RookWorld and they have its shape; else none."""
     named = f"{name} {settings.get('_name_or_path', '')}".lower()
     shaped = all(settings.get(key) == value for key, value in GPT2_SMALL.items())
     return list(ROOKWORLD) if "rookworld" in named and shaped else []
@@ -137,8 +135,8 @@ def evaluation_page(report: Mapping[str, Any]) -> str:
         for name, words in words_of(section).items():
             cells = [column.get(name) for column in columns.values()]
             if there := [cell for cell in cells if cell]:
-                measured = [cell for cell in there if cell["value"] is not None]
-                method = (measured or there)[0]["method"].replace("wilson", "Wilson")
+                first = min(there, key=lambda cell: cell["value"] is None)  # that measured something, if one did
+                method = first["method"].replace("wilson", "Wilson")
                 rows.append([f"{words} ({method})", *(_show(name, cell) for cell in cells)])
         head = ["", *(column.replace("/", ", ").replace("_", " ") for column in columns)]
         parts.append(f"## {TITLES[section]}\n\n" + _markdown_table(head, rows))

@@ -57,27 +57,18 @@ Carry = tuple[
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """The loop's settings.
+    """The loop's settings."""
 
-    Attributes:
-        model: with the parameters to decode with.
-        embedding_VH: the LM head's matrix in the compute dtype.
-        vocab_size: real vocabulary; ids beyond it are never sampled.
-        pad_id: fills completions after their stop.
-        sampling: shared by every completion.
-        table_SV: state of the stop automaton after reading a token, by state and token (`StopRule.token_table`).
-        accept_state: the state that ends a completion.
-        compacts: go on with half of the prompts once no more are needed; changes time and memory, no token.
-    """
-
-    model: GPT2
-    embedding_VH: jax.Array
-    vocab_size: int
-    pad_id: int
-    sampling: Sampling
-    table_SV: jax.Array
-    accept_state: int
-    compacts: bool
+    model: GPT2  # with the parameters to decode with
+    embedding_VH: jax.Array  # the LM head's matrix in the compute dtype
+    vocab_size: int  # real vocabulary; ids beyond it are never sampled
+    pad_id: int  # fills completions after their stop
+    sampling: Sampling  # shared by every completion
+    table_SV: (
+        jax.Array
+    )  # state of the stop automaton after reading a token, by state and token (`StopRule.token_table`)
+    accept_state: int  # the state that ends a completion
+    compacts: bool  # go on with half of the prompts once no more are needed; changes time and memory, no token
 
     def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> Progress:
         """All tokens of all completions; `hidden_PGH` predicts the first."""

@@ -104,11 +104,8 @@ def make_generate(
 ):
     """Compiled generation for fixed settings; one program per padded prompt length.
 
-    Args:
-        graphdef: of the `GPT2` (`nnx.split`).
-        group_size: G, completions a prompt.
-        max_new_tokens: C, the cap.
-        vocab_size, pad_id, sampling, stop_table_SV, accept_state, compacts: see `rollout.decoding.Decoder`.
+    `graphdef` is of the `GPT2` (`nnx.split`), `group_size` G, and `max_new_tokens` C, the cap; for the rest see
+    `rollout.decoding.Decoder`.
 
     Returns:
         Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are

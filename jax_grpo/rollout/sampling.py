@@ -14,26 +14,17 @@ BLOCK = 128  # columns a draw looks at together; the padded vocabulary is a mult
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Sampling settings; the defaults change nothing.
+    """Sampling settings; the defaults change nothing."""
 
-    Attributes:
-        temperature: divides the logits; 0 means greedy.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the smallest set of most likely tokens whose probabilities sum to at least p (Holtzman et al. 2020).
-        min_p: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
-        repetition_penalty: logits of tokens already in the prompt or completion are divided by it where positive and
-            multiplied where negative (Keskar et al. 2019).
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # divides the logits; 0 means greedy
+    top_k: int = 0  # keep the k most likely tokens; 0 keeps all
+    top_p: float = 1.0  # keep the fewest most likely tokens that sum to at least p (Holtzman et al. 2020)
+    min_p: float = 0.0  # keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024)
+    repetition_penalty: float = 1.0  # of tokens already in the prompt or completion (Keskar et al. 2019)
 
 
 def penalise_repetition(logits_RV: jax.Array, seen_RV: jax.Array, penalty: float) -> jax.Array:
-    """CTRL's repetition penalty on the tokens marked in `seen_RV`.
+    """CTRL's penalty on the tokens marked in `seen_RV`: divides positive logits and multiplies negative ones.
 
     >>> penalise_repetition(jnp.array([[2.0, -2.0, 2.0]]), jnp.array([[True, True, False]]), 2.0).tolist()
     [[1.0, -4.0, 2.0]]

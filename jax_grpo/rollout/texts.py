@@ -125,11 +125,8 @@ class Generator:
     ) -> list[str]:
         """Stop-truncated completions of the prompts, in their order.
 
-        Args:
-            prompts: any number.
-            numbers: of the prompts, for sampling; None: a checksum of each prompt's text and how often it came before.
-            step: for sampling; another step gives other samples of the same prompts.
-            tick: called with how many prompts are done.
+        Sampling goes by the prompts' numbers (None: a checksum of each prompt's text and how often it came before) and the
+        step: another one gives other samples of the same prompts.
 
         Raises:
             PromptTooLong: a prompt and its completion would not fit the model's positions.
