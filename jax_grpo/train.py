@@ -66,16 +66,8 @@ def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | Non
     """Of the held-out positions; None where there are none."""
     if heldout is None:
         return None
-    config, task = trainer.config, trainer.task
-    return Evaluator(
-        trainer.policy,
-        task,
-        [task.prompt(position, index) for index, position in enumerate(heldout.positions)],
-        max_new_tokens=config.rollout.max_new_tokens,
-        max_prompt_tokens=config.prompts.max_prompt_tokens,
-        temperature=config.rollout.temperature,
-        seed=config.seed,
-    )
+    prompts = [trainer.task.prompt(position, index) for index, position in enumerate(heldout.positions)]
+    return Evaluator(trainer.policy, trainer.task, prompts, trainer.config)
 
 
 def train(

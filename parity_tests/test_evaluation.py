@@ -18,7 +18,7 @@ from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.__main__ import main, parse
 from jax_grpo.evaluate.environment import environment_prompts, environment_rows, environment_task
-from jax_grpo.evaluate.mates import mate_rows, read_mates
+from jax_grpo.evaluate.mates import Mate, mate_rows, read_mates
 from jax_grpo.evaluate.policy import policy_rows, policy_task
 from jax_grpo.evaluate.selfplay import openings, pgn, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Z, bootstrap_mean, difference, mean, proportion, summarise
@@ -173,11 +173,9 @@ def test_mates_are_read_from_both_formats_and_checked(tmp_path):
     ]
 
 
-def test_a_mate_that_is_not_the_listed_one_counts_as_a_mate(tmp_path):
-    file = tmp_path / "two.jsonl"
-    fen = "6k1/5ppp/8/8/8/8/8/RR5K w - - 0 1"
-    file.write_text(json.dumps({"fen": fen, "mate": "a1a8"}))
-    (row,) = mate_rows(read_mates(file), ["b1b8"])
+def test_a_mate_that_is_not_the_listed_one_counts_as_a_mate():
+    position = Position("6k1/5ppp/8/8/8/8/8/RR5K w - - 0 1")
+    (row,) = mate_rows([Mate(position, "a1a8")], ["b1b8"])
     assert row == {"legal": True, "mate": True, "listed": False}
 
 
@@ -186,6 +184,10 @@ def test_a_mate_that_is_not_the_listed_one_counts_as_a_mate(tmp_path):
     [
         ({"fen": BACK_RANK, "mate": "a1a7"}, r"mates.jsonl:1: a1a7 does not give checkmate"),
         ({"fen": BACK_RANK, "mate": "a1b7"}, r"mates.jsonl:1: 'a1b7' is not a legal move"),
+        (
+            {"fen": "6k1/5ppp/8/8/8/8/8/RR5K w - - 0 1", "mate": "a1a8"},
+            r"mates.jsonl:1: a1a8 is not the one mate in .*; found a1a8, b1b8",
+        ),
         ({"fen": BACK_RANK}, r"mates.jsonl:1: .*expected an object with 'fen' and 'mate'"),
         ([1], r"mates.jsonl:1: .\[1\]. .*expected an object"),
         ({"fen": "8/8/8/8/8/8/8/8 w - - 0 1", "mate": "a1a2"}, r"mates.jsonl:1: .a1a2. is not a legal move"),

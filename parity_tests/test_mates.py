@@ -10,9 +10,10 @@ import chess.engine
 import pytest
 from conftest import PATIENCE_S
 
-from jax_grpo.data.selfplay import mate_suite, mating_moves
+from jax_grpo.data.selfplay import mate_suite
 from jax_grpo.evaluate.mates import PACKAGED_MATES, read_mates
 from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.positions.position import mating_moves
 
 ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import chess
 import pyarrow as pa
 
-from jax_grpo.data.selfplay import game_batches, mating_moves
+from jax_grpo.data.selfplay import game_batches
 from jax_grpo.data.shards import Source, of_file, row_position
 from jax_grpo.positions.files import read_games, text_rows
-from jax_grpo.positions.position import ending, recent_moves
+from jax_grpo.positions.position import ending, mating_moves, recent_moves
 from jax_grpo.positions.random_play import sparse_start
 from jax_grpo.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, parse_environment_row
 from jax_grpo.positions.table import MOVES

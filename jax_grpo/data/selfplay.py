@@ -19,7 +19,7 @@ import chess.engine
 import pyarrow as pa
 
 from jax_grpo.data.shards import Source, row_position
-from jax_grpo.positions.position import position_key, recent_moves
+from jax_grpo.positions.position import mating_moves, position_key, recent_moves
 from jax_grpo.positions.random_play import sparse_start
 from jax_grpo.positions.table import MOVES
 from jax_grpo.tasks.engine import engine_name, search, start_engine
@@ -57,18 +57,6 @@ def source(path: str, seed: int, nodes: int, processes: int) -> Source:
     settings = {"source": "selfplay", "engine": engine_name(path), "nodes": nodes, "seed": seed}
     play = functools.partial(labelled_game, seed=seed, nodes=nodes)
     return Source(SCHEMA, settings, functools.partial(game_batches, play, GAMES_A_BATCH, processes, path), row_position)
-
-
-def mating_moves(board: chess.Board) -> list[str]:
-    """UCI of every legal move that mates, sorted."""
-    mates = []
-    for move in list(board.legal_moves):
-        if board.gives_check(move):
-            board.push(move)
-            if board.is_checkmate():
-                mates.append(move.uci())
-            board.pop()
-    return sorted(mates)
 
 
 def mate_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: int) -> list[dict]:

@@ -1,7 +1,7 @@
 """A model judged on held-out positions: `python -m jax_grpo.evaluate --weights W --out DIR`, or two evaluations `--compare A B`.
 
 Writes evaluation.json (the same for the same weights, data and seed), evaluation.md, pictures and the self-play games. Reads the
-command line and files; the suites are in `evaluation/`.
+command line and files; the suites are in `suites`.
 """
 
 import argparse
@@ -32,15 +32,7 @@ from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 def evaluate(
     weights: str, suites: Sequence[str], data: Data, temperature: float, steps: BeginPart
 ) -> tuple[dict, Results]:
-    """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results.
-
-    Args:
-        weights: see `loading`.
-        suites: names of `SUITES`.
-        data: what to ask about.
-        temperature: of the sampled mode.
-        steps: shows progress, see `progress.Steps`.
-    """
+    """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results."""
     policy = load_named(weights)
     results = run_suites(suites, our_generators(policy, temperature, data.seed), data, steps)
     folder = weights_directory(weights)
@@ -48,7 +40,7 @@ def evaluate(
     report = {
         "format": tables.FORMAT,
         "model": describe_model(weights, policy),
-        "data": describe_data(data, suites),
+        "data": _describe(data, suites),
         "seed": data.seed,
         "temperature": temperature,
         "estimates": {path: dataclasses.asdict(estimate) for path, estimate in results.estimates.items()},
@@ -61,22 +53,23 @@ def evaluate(
     return report, results
 
 
-def describe_data(data: Data, suites: Sequence[str]) -> dict[str, str]:
+def _describe(data: Data, suites: Sequence[str]) -> dict[str, str]:
     """In words and checksums, what the suites that ran were asked; without file names, which differ from place to place."""
     out = {}
     if {"policy", "environment"} & set(suites):
         engine = f"moves without a label scored by {data.engine.name}" if data.engine else "no engine: labels only"
-        out["positions"] = f"{len(data.positions):,} (checksum {_checksum(data.positions)}), {engine}"
+        out["positions"] = f"{_counted(data.positions)}, {engine}"
     if "mates" in suites:
-        out["mates"] = f"{len(data.mates):,} (checksum {_checksum(data.mates)})"
+        out["mates"] = _counted(data.mates)
     if "selfplay" in suites:
         out["self-play"] = f"{data.games} games of each kind, at most {data.half_moves} half-moves of the model"
     return out
 
 
-def _checksum(rows: Sequence[Position] | Sequence[Mate]) -> str:
-    """Of the rows as a set: their order does not matter to any number."""
-    return hashlib.sha256("\n".join(sorted(map(repr, rows))).encode()).hexdigest()[:12]
+def _counted(rows: Sequence[Position] | Sequence[Mate]) -> str:
+    """The checksum is of the rows as a set: their order does not matter to any number."""
+    checksum = hashlib.sha256("\n".join(sorted(map(repr, rows))).encode()).hexdigest()[:12]
+    return f"{len(rows):,} (checksum {checksum})"
 
 
 def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]:
@@ -89,13 +82,6 @@ def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]
         named = {key.replace("_", " ").replace("/", ", "): games for key, games in results.games.items()}
         texts["selfplay.pgn"] = pgn(named, name)
     return _write(texts, folder) + save_pictures(results, data, name, folder)
-
-
-def save_comparison(before: Path, after: Path, folder: Path) -> list[Path]:
-    """Writes comparison.json and comparison.md of two evaluations; returns the files."""
-    reports = tables.read_report(before), tables.read_report(after)
-    pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
-    return _write({"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports)}, folder)
 
 
 def _write(texts: dict[str, str], folder: Path) -> list[Path]:
@@ -148,35 +134,27 @@ def _positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r}; expected a number above 0 (greedy is always measured)")
 
 
-def load_data(arguments: argparse.Namespace, engine: EnginePool | None) -> Data:
-    """The positions and mates to ask about.
-
-    Raises:
-        EvaluationError, PositionFileError: name the file and the row.
-    """
-    positions: list[Position] = []
-    if {"policy", "environment"} & set(arguments.suite):
-        positions = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
-    mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in arguments.suite else []
-    asked = positions[: arguments.positions]
-    return Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
-
-
 def run(arguments: argparse.Namespace) -> list[Path]:
     """What the command line asks for; returns the files written."""
     if arguments.compare:
-        before, after = arguments.compare
-        return save_comparison(before, after, arguments.out or after)
+        reports = [tables.read_report(folder) for folder in arguments.compare]
+        pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
+        texts = {"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports)}
+        return _write(texts, arguments.out or arguments.compare[1])
     require_weights(arguments.weights)
     arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
     with contextlib.ExitStack() as cleanup:
-        engine = None
+        engine, positions, suites = None, [], arguments.suite
         if arguments.engine:
             path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
             engine = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
-        data = load_data(arguments, engine)
+        if {"policy", "environment"} & set(suites):
+            positions = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
+        mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
+        asked = positions[: arguments.positions]
+        data = Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
         steps = cleanup.enter_context(Steps())
-        report, results = evaluate(arguments.weights, arguments.suite, data, arguments.temperature, steps)
+        report, results = evaluate(arguments.weights, suites, data, arguments.temperature, steps)
         return save(report, results, data, arguments.out)
 
 

@@ -1,6 +1,6 @@
 """Scores of a policy on fixed prompts, one completion a prompt: greedy, and sampled at the training temperature.
 
-Every number is a function of (weights, prompts, seed). Knows nothing of training.
+Every number is a function of (weights, prompts, seed). Of training it knows the config alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_grpo.config import Config
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.generate import encode_prompts
@@ -16,12 +17,14 @@ from jax_grpo.rollout.texts import BATCH, Texts
 from jax_grpo.tasks.base import Prompt, Task, applicable, checked_score, total_reward
 
 
-def make_programs(
-    graphdef: Any, tokenizer: Tokenizer, task: Task, *, max_new_tokens: int, temperature: float
-) -> dict[str, Callable[..., Any]]:
+def make_programs(graphdef: Any, tokenizer: Tokenizer, task: Task, config: Config) -> dict[str, Callable[..., Any]]:
     """The compiled generation of each mode, by name; the memory report compiles these very ones, for `BATCH` prompts."""
-    texts = Texts(tokenizer, task.stop_rule, max_new_tokens)
-    return {mode: texts.program(graphdef, Sampling(t)) for mode, t in {"greedy": 0.0, "sampled": temperature}.items()}
+    texts, temperatures = _texts(tokenizer, task, config), {"greedy": 0.0, "sampled": config.rollout.temperature}
+    return {mode: texts.program(graphdef, Sampling(temperature)) for mode, temperature in temperatures.items()}
+
+
+def _texts(tokenizer: Tokenizer, task: Task, config: Config) -> Texts:
+    return Texts(tokenizer, task.stop_rule, config.rollout.max_new_tokens)
 
 
 class Evaluation(NamedTuple):
@@ -40,39 +43,19 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Compiled once, called with the parameters of the moment.
+    """Compiled once for the task's prompts, called with the parameters of the moment."""
 
-    Args:
-        policy: model and tokenizer.
-        task: gives the stop rule and the components.
-        prompts: of that task, fixed.
-        max_new_tokens: the cap.
-        max_prompt_tokens: longest allowed prompt.
-        temperature, seed: of the sampled mode.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        task: Task,
-        prompts: Sequence[Prompt],
-        *,
-        max_new_tokens: int,
-        max_prompt_tokens: int,
-        temperature: float,
-        seed: int,
-    ):
+    def __init__(self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config):
         self.prompts = list(prompts)
-        self._task, self._seed = task, seed
-        self._texts = Texts(policy.tokenizer, task.stop_rule, max_new_tokens)
+        self._task, self._seed = task, config.seed
+        self._texts = _texts(policy.tokenizer, task, config)
+        self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config)
         self._batches = []
         for start in range(0, len(self.prompts), BATCH):
             batch = self.prompts[start : start + BATCH]
-            tokens = encode_prompts([prompt.text for prompt in batch], policy.tokenizer, max_prompt_tokens)
+            texts = [prompt.text for prompt in batch]
+            tokens = encode_prompts(texts, policy.tokenizer, config.prompts.max_prompt_tokens)
             self._batches.append((batch, tokens, range(start, start + len(batch))))
-        self._generate = make_programs(
-            policy.graphdef, policy.tokenizer, task, max_new_tokens=max_new_tokens, temperature=temperature
-        )
 
     def __call__(self, params: Any) -> Evaluation:
         """Generates and scores every prompt in both modes."""

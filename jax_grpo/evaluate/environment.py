@@ -6,9 +6,7 @@ from typing import Any
 
 from jax_grpo.config.sections import TaskConfig
 from jax_grpo.tasks.base import Position, Prompt
-from jax_grpo.tasks.environment import EnvironmentTask, plain_number, similarity
-
-LONGEST_FEN = 120  # characters compared; what runs on beyond any FEN only costs time
+from jax_grpo.tasks.environment import LONGEST_FEN, EnvironmentTask, plain_number, similarity
 
 
 def environment_task() -> EnvironmentTask:
@@ -24,10 +22,9 @@ def environment_prompts(task: EnvironmentTask, positions: Sequence[Position]) ->
 def environment_rows(prompts: Sequence[Prompt], completions: Sequence[str]) -> list[dict[str, Any]]:
     """One row of measurements a prompt.
 
-    Returns:
-        Booleans `format` (four fields, each of its kind), `next_state` (the FEN exactly), `reward`, `terminated`, `truncated`
-        (equal to the rules'; False where the field is missing); numbers `similarity` (normalised Levenshtein similarity of
-        the FEN, 0 to 1) and `reward_error` (absolute; None where no number was written).
+    Booleans `format` (four fields, each of its kind), `next_state` (the FEN exactly), `reward`, `terminated`, `truncated`
+    (equal to the rules'; False where the field is missing); numbers `similarity` (normalised Levenshtein similarity of
+    the FEN, 0 to 1) and `reward_error` (absolute; None where no number was written).
     """
     rows = []
     for prompt, text in zip(prompts, completions, strict=True):

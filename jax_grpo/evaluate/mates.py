@@ -15,9 +15,9 @@ import chess.pgn
 
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.positions.checked_files import PACKAGED
+from jax_grpo.positions.files import text_lines
+from jax_grpo.positions.position import Position, mating_moves
 from jax_grpo.positions.rookworld import legal_uci
-from jax_grpo.tasks.base import Position
-from jax_grpo.tasks.policy import after_move
 
 PACKAGED_MATES = PACKAGED / "mate_in_one.jsonl"
 
@@ -30,15 +30,24 @@ class Mate(NamedTuple):
 
 
 def read_mates(path: Path = PACKAGED_MATES) -> list[Mate]:
-    """The suite of a file: `.jsonl` lines `{"fen": ..., "mate": "<uci>"}`, or BIG-bench's task.json.
+    """The suite of a file: `.jsonl` lines `{"fen": ..., "mate": "<uci>"}` with one mate each, or BIG-bench's task.json.
 
     Raises:
         EvaluationError: names the file, the line or example, what was found and what was expected.
     """
     if not path.is_file():
         raise EvaluationError(f"--mates {path}: no such file; expected .jsonl lines or BIG-bench's task.json")
-    rows = (_lines if path.suffix == ".jsonl" else _bigbench)(path)
-    suite = [_checked(board, uci, where) for where, board, uci in rows]
+    suite = []
+    for where, board, uci in (_lines if path.suffix == ".jsonl" else _bigbench)(path):
+        if uci not in legal_uci(board):
+            raise EvaluationError(
+                f"{where}: {uci!r} is not a legal move in {board.fen()!r}; expected UCI such as 'h5f7'"
+            )
+        if uci not in (mates := mating_moves(board)):
+            raise EvaluationError(f"{where}: {uci} does not give checkmate in {board.fen()!r}")
+        if len(mates) > 1 and path.suffix == ".jsonl":
+            raise EvaluationError(f"{where}: {uci} is not the one mate in {board.fen()!r}; found {', '.join(mates)}")
+        suite.append(Mate(Position.of_board(board), uci))
     if not suite:
         raise EvaluationError(f"--mates {path}: no positions in it")
     return suite
@@ -48,21 +57,9 @@ def mate_rows(suite: Sequence[Mate], moves: Sequence[str]) -> list[dict[str, Any
     """Booleans `legal`, `mate` (the move gives checkmate, listed or not) and `listed` (it is the suite's own move)."""
     rows = []
     for (position, listed), uci in zip(suite, moves, strict=True):
-        legal = uci in legal_uci(chess.Board(position.fen))
-        rows.append({"legal": legal, "mate": legal and _mates(position.fen, uci), "listed": uci == listed})
+        board = chess.Board(position.fen)
+        rows.append({"legal": uci in legal_uci(board), "mate": uci in mating_moves(board), "listed": uci == listed})
     return rows
-
-
-def _mates(fen: str, uci: str) -> bool:
-    return chess.Board(after_move(fen, uci)).is_checkmate()
-
-
-def _checked(board: chess.Board, uci: str, where: str) -> Mate:
-    if uci not in legal_uci(board):
-        raise EvaluationError(f"{where}: {uci!r} is not a legal move in {board.fen()!r}; expected UCI such as 'h5f7'")
-    if not _mates(board.fen(), uci):
-        raise EvaluationError(f"{where}: {uci} does not give checkmate in {board.fen()!r}")
-    return Mate(Position(board.fen(), tuple(move.uci() for move in board.move_stack[-10:])), uci)
 
 
 @contextlib.contextmanager
@@ -76,10 +73,10 @@ def _expecting(expected: str, where: str) -> Iterator[None]:
 
 def _lines(path: Path) -> Iterator[tuple[str, chess.Board, str]]:
     """Where a row stands, its position and its move."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text_lines(path), start=1):
         if line.strip():
             where = f"{path}:{number}"
-            with _expecting("an object with 'fen' and 'mate'", f"{where}: {line[:80]!r}"):
+            with _expecting("an object with 'fen' and 'mate'", f"{where}: {line.rstrip()[:80]!r}"):
                 row = json.loads(line)
                 board, uci = chess.Board(row["fen"]), str(row["mate"])
             yield where, board, uci

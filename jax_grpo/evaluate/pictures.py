@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from jax_grpo.evaluate.selfplay import Game
 from jax_grpo.evaluate.statistics import Estimate
 from jax_grpo.evaluate.suites import MODES, Data, Results
-from jax_grpo.evaluate.tables import PERCENT, SUITES, TITLES, sections
+from jax_grpo.evaluate.tables import PLAIN, TITLES, by_section, words_of
 from jax_grpo.report.boards import ENGINE, MODEL, draw_board
 from jax_grpo.report.curves import boards
 from jax_grpo.tasks.base import Prompt
@@ -29,7 +29,7 @@ SERIES = {  # how a mode and a side are drawn, by mode/group
 def save_pictures(results: Results, data: Data, name: str, folder: Path) -> list[Path]:
     """Writes those pictures that the suites which ran give something to draw for."""
     files = []
-    if sections(results.estimates):
+    if results.estimates:
         files.append(folder / "rates.png")
         rates(results.estimates, files[-1])
     if results.games:
@@ -61,18 +61,16 @@ def _finish(axis: Any, title: str) -> None:
 
 def rates(estimates: Mapping[str, Estimate], path: Path) -> None:
     """One panel a section: every rate with its 95 % interval, greedy and sampled, White (hollow) and Black (filled) apart."""
-    panels: dict[str, list[tuple[str, str]]] = {}
-    for section in sections(estimates):
-        percents = [(name, words) for name, words, unit in SUITES[section.partition("/")[0]] if unit == PERCENT]
-        sided = [
-            (n, words) for n, words in percents if any(f"{section}/{series}/{n}" in estimates for series in SERIES)
-        ]
-        panels |= {section: sided} if sided else {}
+    panels = {}
+    for section, columns in by_section(estimates).items():
+        sided = {name for series in SERIES for name in columns.get(series, {}) if name not in PLAIN}
+        if sided:
+            panels[section] = {name: words for name, words in words_of(section).items() if name in sided}
     heights = [len(names) + 1.2 for names in panels.values()]
     size = (8, 0.42 * sum(heights) + 0.6)
     with _figure(path, len(panels), 1, size, height_ratios=heights) as (figure, axes):
         for axis, (section, names) in zip(axes[:, 0], panels.items(), strict=True):
-            for row, (name, _) in enumerate(names):
+            for row, name in enumerate(names):
                 for place, (series, style) in enumerate(SERIES.items()):
                     rate = estimates.get(f"{section}/{series}/{name}")
                     if rate and rate.value is not None:
@@ -80,7 +78,7 @@ def rates(estimates: Mapping[str, Estimate], path: Path) -> None:
                         spread = np.maximum(100 * np.array([[rate.value - low], [high - rate.value]]), 0)
                         y = row + 0.18 * (place - 1.5)
                         axis.errorbar([100 * rate.value], [y], xerr=spread, ls="none", ms=4, **style)
-            axis.set_yticks(range(len(names)), [words for _, words in names], fontsize=8)
+            axis.set_yticks(range(len(names)), list(names.values()), fontsize=8)
             axis.set(xlim=(-2, 102), ylim=(len(names) - 0.4, -0.6))
             axis.grid(axis="x", alpha=0.25)
             _finish(axis, TITLES[section])

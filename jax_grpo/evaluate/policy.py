@@ -34,19 +34,12 @@ def policy_rows(
 ) -> list[dict[str, Any]]:
     """One row of measurements a position; None where something cannot be measured.
 
-    Args:
-        style: `full` or `best_move`.
-        positions: see `policy_task`.
-        completions: stop-truncated.
-        engine: analyses moves without a label; None: those are not scored.
-
-    Returns:
-        Booleans `format` (every field there and of its kind), `legal`, `best_move`, `top_five` (the chosen move is among the
-        engine's), `scored` (the cost of the chosen move is known); numbers `win_loss` (win probability lost against the
-        engine's first move, 0 to 1) and `centipawn_loss` (evaluations within +-10 pawns), of scored moves, at least 0.
-        `full` adds shares `candidates_legal` and `candidates_top_five` of the five candidates, and `evaluation_error` (pawns,
-        capped alike) and `evaluation_error_win` (win probability), means over the candidates with a label.
-        With published labels, `published_best`: the move is the published one (for Black the worst of five, see the docs).
+    Booleans `format` (every field there and of its kind), `legal`, `best_move`, `top_five` (the move played is among the
+    engine's), `scored` (its cost is known: it has a label, or the engine analyses it); numbers `win_loss` (win probability
+    lost against the engine's first move, 0 to 1) and `centipawn_loss` (evaluations within +-10 pawns), of scored moves, at
+    least 0. `full` adds shares `candidates_legal` and `candidates_top_five` of the five candidates, and `evaluation_error`
+    (pawns, capped alike) and `evaluation_error_win` (win probability), means over the candidates with a label.
+    With published labels, `published_best`: the move is the published one (for Black the worst of five, see the docs).
     """
     task = policy_task(style)
     components = task.score([task.prompt(position, 0) for position in positions], completions)

@@ -33,25 +33,15 @@ ON_A_TRUE_BOARD = ("illegal_move", "checkmate", "draw", "length")
 
 @dataclasses.dataclass
 class Game:
-    """A game as it is played.
+    """A game as it is played."""
 
-    Attributes:
-        board: the true one, with the moves so far.
-        state: the FEN the model is shown.
-        opening: half-moves that were not the model's.
-        legal: half-moves of the model, all legal.
-        exact: how many of the states it wrote, from the first on, were the true ones.
-        ended: a key of `ENDS`, or None.
-        last_text: what it wrote where the game ended.
-    """
-
-    board: chess.Board
-    state: str
-    opening: int
-    legal: int = 0
-    exact: int = 0
-    ended: str | None = None
-    last_text: str = ""
+    board: chess.Board  # the true one, with the moves so far
+    state: str  # the FEN the model is shown
+    opening: int  # half-moves that were not the model's
+    legal: int = 0  # half-moves of the model, all legal
+    exact: int = 0  # how many of the states it wrote, from the first on, were the true ones
+    ended: str | None = None  # a key of `ENDS`
+    last_text: str = ""  # what it wrote where the game ended
 
 
 def openings(games: int, seed: int) -> list[Game]:
@@ -73,15 +63,10 @@ def play(
     max_half_moves: int,
     tick: Tick,
 ) -> None:
-    """Plays all games to their ends, side by side, in place.
+    """Plays all games to their ends, side by side, in place; each tick is one more half-move of all of them.
 
-    Args:
-        games: see `openings`.
-        policy: the task that asks for one move.
-        choose: completes its prompts.
-        simulate: completes environment prompts; None: python-chess is the environment.
-        max_half_moves: of the model.
-        tick: called with how many half-moves all games have made together.
+    `choose` completes the prompts of the policy task, which ask for one move; `simulate` those of the environment (None:
+    python-chess is the environment).
     """
     for step in range(max_half_moves):
         live = [number for number, game in enumerate(games) if game.ended is None]
@@ -149,9 +134,8 @@ def selfplay_estimates(games: Sequence[Game], own_environment: bool, seed: int) 
     out = {"all/half_moves": bootstrap_mean([game.legal for game in games], seed)}
     if own_environment:
         out["all/exact_states"] = bootstrap_mean([game.exact for game in games], seed)
-    for end in ENDS:
-        if own_environment or end in ON_A_TRUE_BOARD:
-            out[f"all/ended_{end}"] = proportion([game.ended == end for game in games])
+    for end in ENDS if own_environment else ON_A_TRUE_BOARD:
+        out[f"all/ended_{end}"] = proportion([game.ended == end for game in games])
     for side, color in {"white": chess.WHITE, "black": chess.BLACK}.items():
         out[f"{side}/legal"] = proportion([legal for game in games for legal in _attempts(game, color)])
     return out
@@ -165,25 +149,21 @@ def _attempts(game: Game, color: chess.Color) -> list[bool]:
 
 
 def pgn(games_of: Mapping[str, Sequence[Game]], name: str) -> str:
-    """The games of each set, one PGN after another, which any chess program opens; each says how it ended.
+    """The games of each set (such as `python chess, greedy`), one PGN after another; each says how it ended.
 
-    Args:
-        games_of: by set, such as `model environment, greedy`.
-        name: of the model, on both sides.
+    The model of that name is on both sides. Without a clock and date, the same weights and seed give the same file.
     """
-    texts = [str(_pgn(game, i, event, name)) for event, games in games_of.items() for i, game in enumerate(games, 1)]
+    texts = []
+    for event, games in games_of.items():
+        for number, game in enumerate(games, 1):
+            out, ended = chess.pgn.Game.from_board(game.board), game.ended or "length"
+            headers = {"Event": f"Self-play, {event}", "Site": "jax_grpo", "Date": "????.??.??", "Round": str(number)}
+            out.headers.update(headers | {"White": name, "Black": name, "Termination": ENDS[ended]})
+            end = out.end()
+            if ended not in ("checkmate", "draw", "length"):
+                end.comment = f"{ENDS[ended]}: {' '.join(game.last_text.split())!r}".replace("}", ")")
+            nodes = list(out.mainline())
+            if game.opening and (last := nodes[game.opening - 1]) is not end:
+                last.comment = "the model's first move follows"
+            texts.append(str(out))
     return "\n\n".join(texts) + ("\n" if games_of else "")
-
-
-def _pgn(game: Game, number: int, event: str, name: str) -> chess.pgn.Game:
-    # Without the engine's clock and date: the same weights and seed give the same file.
-    out, ended = chess.pgn.Game.from_board(game.board), game.ended or "length"
-    headers = {"Event": f"Self-play, {event}", "Site": "jax_grpo", "Date": "????.??.??", "Round": str(number)}
-    out.headers.update(headers | {"White": name, "Black": name, "Termination": ENDS[ended]})
-    end = out.end()
-    if ended not in ("checkmate", "draw", "length"):
-        end.comment = f"{ENDS[ended]}: {' '.join(game.last_text.split())!r}".replace("}", ")")
-    nodes = list(out.mainline())
-    if game.opening and (last := nodes[game.opening - 1]) is not end:
-        last.comment = "the model's first move follows"
-    return out

@@ -91,11 +91,9 @@ def difference(before: Estimate, after: Estimate) -> Estimate | None:
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[bool]]) -> dict[str, Estimate]:
-    """`group/name` estimates of the columns of `rows`: proportions of booleans, means of numbers.
+    """`group/name` estimates of the columns of `rows`: proportions of booleans, means of numbers; None is not counted.
 
-    Args:
-        rows: one a prompt, all with the same names; None: not measured on this prompt, and not counted.
-        groups: which rows each group has; `all` is added. A group without rows gives estimates without a value.
+    `groups` says which rows each group has; `all` is added. A group without rows gives estimates without a value.
     """
     names = list(rows[0]) if rows else []
     kinds = {name: mean if any(isinstance(row[name], float) for row in rows) else proportion for name in names}
@@ -108,10 +106,7 @@ def summarise(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[b
 
 
 class EloEstimate(NamedTuple):
-    """Score in [0, 1] and Elo difference, each with its 95 % interval; None: without bound.
-
-    A score of 0 or 1 has no Elo difference: only a one-sided bound, which is exact for decided games.
-    """
+    """Score in [0, 1] and Elo difference, each with its 95 % interval; None: without bound, as of a score of 0 or 1."""
 
     score: float
     score_interval: tuple[float, float]

@@ -13,7 +13,7 @@ from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
 from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Estimate, summarise
 from jax_grpo.model.named import Policy
-from jax_grpo.rollout.texts import Complete, Generator
+from jax_grpo.rollout.texts import Complete, Generator, Tick
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.policy import labelled, parse_answer
@@ -21,29 +21,20 @@ from jax_grpo.tasks.stop import environment_stop, policy_stop
 
 MODES = ("greedy", "sampled")
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
-BeginPart = Callable[[str, int], Callable[[int], None]]  # (what, total) -> tick(done); see progress.Steps
+BeginPart = Callable[[str, int], Tick]  # (what, total) -> tick(done); see `progress.Steps`
 Ask = Callable[[str, str], Complete]  # (kind of answer, a key of CAPS; mode) -> generator
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What an evaluation is about.
+    """What an evaluation is about."""
 
-    Attributes:
-        positions: of the policy and environment suites.
-        mates: of the mates suite; empty: left out.
-        games: self-play games of each kind.
-        half_moves: the model's most in one game.
-        seed: of sampling, openings and resampling.
-        engine: scores moves without a label; None: they are not scored.
-    """
-
-    positions: Sequence[Position]
+    positions: Sequence[Position]  # of the policy and environment suites
     mates: Sequence[Mate]
-    games: int
-    half_moves: int
-    seed: int
-    engine: EnginePool | None = None
+    games: int  # of self-play, of each kind
+    half_moves: int  # the model's most in one game
+    seed: int  # of sampling, openings and resampling
+    engine: EnginePool | None = None  # scores moves without a label; None: they are not scored
 
 
 @dataclasses.dataclass
@@ -61,12 +52,8 @@ class Results:
 def our_generators(policy: Policy, temperature: float, seed: int) -> Ask:
     """Generators by our own rollout, each compiled when first asked for."""
     stop_rules = {"full": policy_stop(), "best_move": policy_stop(), "environment": environment_stop()}
-
-    @functools.cache
-    def ask(kind: str, mode: str) -> Complete:
-        return Generator(policy, stop_rules[kind], CAPS[kind], {"greedy": 0.0, "sampled": temperature}[mode], seed)
-
-    return ask
+    temperatures = {"greedy": 0.0, "sampled": temperature}
+    return functools.cache(lambda kind, mode: Generator(policy, stop_rules[kind], CAPS[kind], temperatures[mode], seed))
 
 
 def run_suites(suites: Sequence[str], ask: Ask, data: Data, steps: BeginPart) -> Results:
@@ -81,9 +68,7 @@ def _sides(positions: Sequence[Position]) -> dict[str, list[bool]]:
     return {name: [f" {letter} " in p.fen for p in positions] for name, letter in {"white": "w", "black": "b"}.items()}
 
 
-def _moves(
-    ask: Ask, suite: str, positions: Sequence[Position], steps: BeginPart
-) -> Iterator[tuple[str, str, list[str]]]:
+def _moves(ask: Ask, suite: str, positions: Sequence[Position], steps: BeginPart) -> Iterator[tuple[str, str, list]]:
     """Style, mode and completions: what the model answers in each position, asked in every style and mode."""
     for style in STYLES:
         task = policy_task(style)

@@ -7,51 +7,52 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.statistics import Estimate, difference
 
 REPORT, FORMAT = "evaluation.json", 1
-PERCENT, PLAIN = "percent", "plain"
-# name in evaluation.json, words, how it is shown
-POLICY = (
-    ("format", "format right", PERCENT),
-    ("legal", "legal moves", PERCENT),
-    ("best_move", "best move", PERCENT),
-    ("top_five", "move among the engine's five", PERCENT),
-    ("candidates_legal", "candidates legal", PERCENT),
-    ("candidates_top_five", "candidates among the engine's five", PERCENT),
-    ("scored", "moves with a known cost", PERCENT),
-    ("win_loss", "win probability lost (of scored moves)", PERCENT),
-    ("centipawn_loss", "centipawns lost (of scored moves)", PLAIN),
-    ("evaluation_error", "evaluation error, pawns", PLAIN),
-    ("evaluation_error_win", "evaluation error, win probability", PERCENT),
-    ("published_best", "the published label's move", PERCENT),
-)
-ENVIRONMENT = (
-    ("format", "format right", PERCENT),
-    ("next_state", "next state exact", PERCENT),
-    ("similarity", "FEN similarity", PERCENT),
-    ("reward", "reward exact", PERCENT),
-    ("reward_error", "reward, absolute error", PLAIN),
-    ("terminated", "terminated", PERCENT),
-    ("truncated", "truncated", PERCENT),
-)
-MATES = (("mate", "mate in one played", PERCENT), ("listed", "the listed mate", PERCENT), ("legal", "legal", PERCENT))
-SELFPLAY = (
-    ("half_moves", "legal half-moves before the game ended", PLAIN),
-    ("exact_states", "exact states in a row", PLAIN),
-    ("legal", "legal, of moves tried", PERCENT),
-    ("ended_illegal_move", "ended by an illegal move", PERCENT),
-    ("ended_checkmate", "ended by checkmate", PERCENT),
-    ("ended_draw", "ended by a draw", PERCENT),
-    ("ended_length", "reached the limit", PERCENT),
-    ("ended_unreadable_state", "ended: state unreadable", PERCENT),
-    ("ended_environment_refused", "ended: legal move refused", PERCENT),
-    ("ended_environment_ended", "ended: game over claimed", PERCENT),
-)
-SUITES = {"policy": POLICY, "environment": ENVIRONMENT, "mates": MATES, "selfplay": SELFPLAY}
+SUITES = {  # by suite: name in evaluation.json, and words
+    "policy": {
+        "format": "format right",
+        "legal": "legal moves",
+        "best_move": "best move",
+        "top_five": "move among the engine's five",
+        "candidates_legal": "candidates legal",
+        "candidates_top_five": "candidates among the engine's five",
+        "scored": "moves with a known cost",
+        "win_loss": "win probability lost (of scored moves)",
+        "centipawn_loss": "centipawns lost (of scored moves)",
+        "evaluation_error": "evaluation error, pawns",
+        "evaluation_error_win": "evaluation error, win probability",
+        "published_best": "the published label's move",
+    },
+    "environment": {
+        "format": "format right",
+        "next_state": "next state exact",
+        "similarity": "FEN similarity",
+        "reward": "reward exact",
+        "reward_error": "reward, absolute error",
+        "terminated": "terminated",
+        "truncated": "truncated",
+    },
+    "mates": {"mate": "mate in one played", "listed": "the listed mate", "legal": "legal"},
+    "selfplay": {
+        "half_moves": "legal half-moves before the game ended",
+        "exact_states": "exact states in a row",
+        "legal": "legal, of moves tried",
+        "ended_illegal_move": "ended by an illegal move",
+        "ended_checkmate": "ended by checkmate",
+        "ended_draw": "ended by a draw",
+        "ended_length": "reached the limit",
+        "ended_unreadable_state": "ended: state unreadable",
+        "ended_environment_refused": "ended: legal move refused",
+        "ended_environment_ended": "ended: game over claimed",
+    },
+}
+# Shown as they are; every other number is a share, in percent.
+PLAIN = {"centipawn_loss", "evaluation_error", "reward_error", "half_moves", "exact_states"}
 TITLES = {
     "policy/full": "Policy, whole row (`M:` … `B:`)",
     "policy/best_move": "Policy, one move (`B:`)",
@@ -73,15 +74,11 @@ ROOKWORLD = (
     ("terminated", "environment/next_state/greedy/all/terminated", 99.13),
 )
 GPT2_SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}
+Measured = TypeVar("Measured")
 
 
 def published_figures(name: str, settings: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """`ROOKWORLD`, where the weights say that they are RookWorld's and have its shape; else none.
-
-    Args:
-        name: of the weights, as given.
-        settings: their config.json; `_name_or_path` is asked too.
-    """
+    """`ROOKWORLD`, where the weights' name or config.json (`settings`) says RookWorld and they have its shape; else none."""
     named = f"{name} {settings.get('_name_or_path', '')}".lower()
     shaped = all(settings.get(key) == value for key, value in GPT2_SMALL.items())
     return list(ROOKWORLD) if "rookworld" in named and shaped else []
@@ -108,6 +105,20 @@ def read_report(folder: Path) -> dict[str, Any]:
     return report
 
 
+def by_section(estimates: Mapping[str, Measured]) -> dict[str, dict[str, dict[str, Measured]]]:
+    """What was measured by section (`suite/part`, in the order of `TITLES`), column (`mode/group`) and name."""
+    sections: dict[str, dict[str, dict[str, Measured]]] = {}
+    for path, estimate in estimates.items():
+        suite, part, mode, group, name = path.split("/")
+        sections.setdefault(f"{suite}/{part}", {}).setdefault(f"{mode}/{group}", {})[name] = estimate
+    return {section: sections[section] for section in TITLES if section in sections}
+
+
+def words_of(section: str) -> dict[str, str]:
+    """The names that a section may have measured, in order, in words."""
+    return SUITES[section.partition("/")[0]]
+
+
 def evaluation_page(report: Mapping[str, Any]) -> str:
     """evaluation.md of an evaluation.json."""
     model, estimates = report["model"], report["estimates"]
@@ -118,27 +129,22 @@ def evaluation_page(report: Mapping[str, Any]) -> str:
         "Brackets: 95 % intervals (method in parentheses). docs/evaluation.md says what each number means.",
     ]
     parts = [f"# Evaluation of {model['name']}\n", "\n".join(f"- {note}" for note in notes) + "\n"]
-    for section in sections(estimates):
-        columns = _columns(estimates, section)
-        counts = [
-            max(estimate["count"] for path, estimate in estimates.items() if path.startswith(f"{section}/{column}/"))
-            for column in columns
-        ]
+    for section, columns in by_section(estimates).items():
+        counts = [max(estimate["count"] for estimate in column.values()) for column in columns.values()]
         rows = [["observations", *(f"{count:,}" for count in counts)]]
-        for name, words, unit in SUITES[section.partition("/")[0]]:
-            cells = [estimates.get(f"{section}/{column}/{name}") for column in columns]
+        for name, words in words_of(section).items():
+            cells = [column.get(name) for column in columns.values()]
             if there := [cell for cell in cells if cell]:
-                measured = [cell for cell in there if cell["value"] is not None]
-                method = (measured or there)[0]["method"].replace("wilson", "Wilson")
-                rows.append([f"{words} ({method})", *(_show(cell, unit) for cell in cells)])
+                first = min(there, key=lambda cell: cell["value"] is None)  # that measured something, if one did
+                method = first["method"].replace("wilson", "Wilson")
+                rows.append([f"{words} ({method})", *(_show(name, cell) for cell in cells)])
         head = ["", *(column.replace("/", ", ").replace("_", " ") for column in columns)]
         parts.append(f"## {TITLES[section]}\n\n" + _markdown_table(head, rows))
     if report.get("published"):
         rows = [
-            [words, f"{figure:.2f} %", _show(estimates.get(p), PERCENT)] for words, p, figure in report["published"]
+            [words, f"{figure:.2f} %", _show(path, estimates.get(path))] for words, path, figure in report["published"]
         ]
-        head = ["", "published", "here (greedy)"]
-        parts.append("## Beside the published figures\n\n" + _markdown_table(head, rows))
+        parts.append("## Beside the published figures\n\n" + _markdown_table(["", "published", "here (greedy)"], rows))
     return "\n".join(parts)
 
 
@@ -162,7 +168,6 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
 
 def comparison_page(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """comparison.md: one table a section; groups of a number that is known for all prompts are left to the JSON."""
-    pairs = compare(before, after)
     models = before["model"], after["model"]
     names = [model["name"] for model in models]
     if names[0] == names[1]:
@@ -174,34 +179,22 @@ def comparison_page(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     compared = {"data": "data", "seed": "seeds", "temperature": "sampling temperatures"}
     notes += [f"The two used different {words}." for key, words in compared.items() if before[key] != after[key]]
     parts = [f"# {names[0]} and {names[1]}\n", "\n".join(notes) + "\n"]
-    for section in sections(pairs):
+    for section, columns in by_section(compare(before, after)).items():
         rows = []
-        for column in _columns(pairs, section):
+        for column, pairs in columns.items():
             mode, _, group = column.partition("/")
-            for name, words, unit in SUITES[section.partition("/")[0]]:
-                pair = pairs.get(f"{section}/{column}/{name}")
-                whole = group == "all" or f"{section}/{mode}/all/{name}" not in pairs
+            for name, words in words_of(section).items():
+                pair = pairs.get(name)
+                whole = group == "all" or name not in columns.get(f"{mode}/all", {})
                 if pair and pair["difference"] and whole:
                     label = f"{words}, {mode}" if group == "all" else f"{words}, {mode}, {group.capitalize()}"
-                    change = _show(pair["difference"], unit, sign="+")
+                    change = _show(name, pair["difference"], sign="+")
                     verdict = "apart" if pair["apart"] else ""
-                    rows.append([label, _show(pair["before"], unit), _show(pair["after"], unit), change, verdict])
+                    rows.append([label, _show(name, pair["before"]), _show(name, pair["after"]), change, verdict])
         if rows:
             head = ["", *names, "difference", "intervals"]
             parts.append(f"## {TITLES[section]}\n\n" + _markdown_table(head, rows))
     return "\n".join(parts)
-
-
-def sections(estimates: Mapping[str, Any]) -> list[str]:
-    """`suite/part` of all that was measured, in the order of `TITLES`."""
-    there = {"/".join(path.split("/")[:2]) for path in estimates}
-    return [section for section in TITLES if section in there]
-
-
-def _columns(estimates: Mapping[str, Any], section: str) -> list[str]:
-    """`mode/group` of a section, in the order of the file."""
-    paths = (path.split("/") for path in estimates if path.startswith(f"{section}/"))
-    return list(dict.fromkeys(f"{mode}/{group}" for _, _, mode, group, _ in paths))
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -210,12 +203,13 @@ def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows)) + "\n"
 
 
-def _show(estimate: Mapping[str, Any] | None, unit: str, sign: str = "") -> str:
-    """`61.2 % [58.1, 64.2]`; a dash where nothing was measured."""
+def _show(name: str, estimate: Mapping[str, Any] | None, sign: str = "") -> str:
+    """`61.2 % [58.1, 64.2]`; a dash where nothing was measured. The name may be a path."""
     if estimate is None or estimate["value"] is None:
         return "–"
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
-    scale, digits, mark = {PERCENT: (100, 1, " %"), PLAIN: (1, 2 if abs(value) < 10 else 1, "")}[unit]
+    plain = name.rpartition("/")[2] in PLAIN
+    scale, digits, mark = (1, 2 if abs(value) < 10 else 1, "") if plain else (100, 1, " %")
 
     def rounded(number: float) -> str:
         return f"{round(number * scale, digits) + 0.0:{sign}.{digits}f}"  # + 0.0: no minus before a zero

@@ -100,9 +100,8 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
     graphdef, params = nnx.split(model, nnx.Param)
     with contextlib.closing(make_task(config.task)) as task:
         functions = make_programs(config, graphdef, tokenizer, task)
-        how = {"max_new_tokens": config.rollout.max_new_tokens, "temperature": config.rollout.temperature}
         evaluates = config.evaluation.positions > 0
-        modes = during_training.make_programs(graphdef, tokenizer, task, **how) if evaluates else {}
+        modes = during_training.make_programs(graphdef, tokenizer, task, config) if evaluates else {}
     state: TrainState = jax.eval_shape(lambda params: init_state(params, config), params)
     in_host = {}
     if config.update.offload_optimizer:

@@ -43,25 +43,15 @@ class MatchError(RuntimeError):
 
 
 class Game(NamedTuple):
-    """One finished game.
+    """One finished game."""
 
-    Attributes:
-        board: final position with all moves, the opening's included.
-        model_is_white: colour of the model.
-        score: of the model: 1, 0.5 or 0.
-        ending: how it ended (`positions.position.ENDINGS`), or `illegal move`.
-        fallbacks: by half-move number, what the model had written there instead of a legal move.
-        model_moves: number of the model's moves.
-        seconds: of the model's moves together.
-    """
-
-    board: chess.Board
+    board: chess.Board  # final position with all moves, the opening's included
     model_is_white: bool
-    score: float
-    ending: str
-    fallbacks: dict[int, str]
+    score: float  # of the model: 1, 0.5 or 0
+    ending: str  # how it ended (`positions.position.ENDINGS`), or `illegal move`
+    fallbacks: dict[int, str]  # by half-move number, what the model had written there instead of a legal move
     model_moves: int
-    seconds: float
+    seconds: float  # of the model's moves together
 
 
 def random_opening(seed: int, number: int, plies: int) -> chess.Board:
@@ -143,8 +133,6 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
         "stockfish": stockfish(args.engine, args.level, args.elo, args.nodes),
         "random": random_mover(args.seed),
     }
-    games: list[Game] = []
-    record: dict[str, Any] = {}
     with (
         opponents[args.opponent] as (name, mover),
         chess.engine.SimpleEngine.popen_uci([sys.executable, "-m", "jax_grpo.uci", *model], timeout=START_S) as engine,
@@ -155,27 +143,27 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
         task = bar.add_task("games", total=args.games)
         say = functools.partial(bar.console.print, highlight=False, soft_wrap=True, markup=False)
         say(f"{args.weights} against {name}, {args.games} games")
-        conditions = {
+        versions = {package: metadata.version(package) for package in ("jax", "flax", "chess")}
+        record: dict[str, Any] = {
             "command": shlex.join(["python", "-m", "jax_grpo.match", *command]),
             "model": args.weights,
             "opponent": name,
             "model_options": settings | {"prompt_style": args.prompt_style},
             "opening_plies": args.opening_plies,
         }
-        versions = {package: metadata.version(package) for package in ("jax", "flax", "chess")}
+        games: list[Game] = []
         for number in range(args.games):
             opening = random_opening(args.seed, number // 2, args.opening_plies)
             last = play(engine, mover, opening, model_is_white=number % 2 == 0)
             games.append(last)
-            results = summary(games)
-            colour, score = "White" if last.model_is_white else "Black", _score_line(results)
+            record |= {"games": len(games), **summary(games)}
+            record["versions"] = {"jax_grpo": jax_grpo.__version__, **versions}
+            colour, score = "White" if last.model_is_white else "Black", _score_line(record)
             say(
-                f"game {number + 1}: {colour}, {last.score:g} by {last.ending}, {len(last.board.move_stack)} half-moves, "
+                f"game {len(games)}: {colour}, {last.score:g} by {last.ending}, {len(last.board.move_stack)} half-moves, "
                 f"{len(last.fallbacks)} fallbacks of {last.model_moves} moves; {score}"
             )
-            bar.update(task, completed=number + 1, description=score)
-            record = conditions | {"games": len(games)} | results
-            record["versions"] = {"jax_grpo": jax_grpo.__version__} | versions
+            bar.update(task, completed=len(games), description=score)
             save(record, games, args)
     return record
 

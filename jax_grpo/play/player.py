@@ -43,12 +43,9 @@ class Choice(NamedTuple):
 
 
 class Player:
-    """Loaded weights; a program is compiled at the first use of its sampling settings.
+    """The weights of a name, with a tokenizer that is not their own where one is given (see `model.named.load_named`).
 
-    Args:
-        weights: see `loading`.
-        tokenizer: `chess`, `gpt2` or a folder; None: the weights' own.
-        style: how a move is asked for, a key of `CAPS`.
+    `style` is how a move is asked for, a key of `CAPS`. A program is compiled at the first use of its sampling settings.
 
     Raises:
         ConfigError, WeightsError, TokenizerError, CheckpointError: the weights cannot be used.
@@ -76,14 +73,9 @@ class Player:
         game: int = 0,
         among: Sequence[chess.Move] | None = None,
     ) -> Choice:
-        """A legal move; a function of its arguments.
+        """A move of those allowed (`among`; None: all legal ones), of which there is one; a function of its arguments.
 
-        Args:
-            board: the game is not over.
-            sampling: temperature 0 is greedy.
-            seed: with `game` and the number of half-moves played, of the draw.
-            game: number of the game.
-            among: the legal moves allowed; None: all.
+        The draw is decided by the seed, the game's number and the number of half-moves played.
         """
         legal = list(board.legal_moves) if among is None else list(among)
         assert legal, "the game is over"

@@ -37,12 +37,7 @@ OPTIONS = {  # name: value at first, type as `uci` describes it, how a value is 
 
 
 class Engine:
-    """State of one UCI session.
-
-    Args:
-        load: makes the player, when first needed.
-        write: sends one line to the chess program.
-    """
+    """State of one UCI session: `load` makes the player, when first needed; `write` sends a line to the chess program."""
 
     def __init__(self, load: Callable[[], "Player"], write: Callable[[str], None]):
         self._player, self._write = functools.cache(load), write
@@ -121,19 +116,16 @@ class Engine:
             if not board.is_valid():
                 raise ValueError(f"not a legal position: {board.status()!s}")
             for move in moves:
-                board.push(board.parse_uci(move))
+                board.push_uci(move)
+            self._board = board
         except ValueError as error:
             self._write(f"info string position not understood: {error}")
-            return
-        self._board = board
 
     def _go(self, words: list[str]) -> None:
         self._stop([])
-        answer = self._answer(words)
-        if {"infinite", "ponder"} & set(words):
-            self._held = answer
-        else:
-            self._write(answer)
+        self._held = self._answer(words)
+        if not {"infinite", "ponder"} & set(words):
+            self._stop([])
 
     def _answer(self, words: list[str]) -> str:
         board = self._board

@@ -80,3 +80,15 @@ ENDINGS = {
 def ending(board: chess.Board, draws: str) -> str | None:
     """Kind of the ending the board has reached, by the rules of `ENDINGS[draws]`."""
     return next((kind for kind, reached in ENDINGS[draws].items() if reached(board)), None)
+
+
+def mating_moves(board: chess.Board) -> list[str]:
+    """UCI of every legal move that mates, sorted."""
+    mates = []
+    for move in list(board.legal_moves):
+        if board.gives_check(move):
+            board.push(move)
+            if board.is_checkmate():
+                mates.append(move.uci())
+            board.pop()
+    return sorted(mates)

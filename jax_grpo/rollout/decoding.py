@@ -6,7 +6,7 @@ are decoded further. Knows nothing of prompts' text or of who asks.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -22,39 +22,24 @@ MOST_CHUNKS = 4
 
 
 class Prompts(NamedTuple):
-    """What a decode step reads and never writes, by prompt.
+    """What a decode step reads and never writes, by prompt."""
 
-    Attributes:
-        caches: per layer [P, N, T, D], read by a prompt's G completions.
-        mask_PT: 1 on real prompt tokens.
-        length_P: real tokens.
-        uniform_PGC: the random number in [0, 1) that draws token t of each completion.
-        cap_P: most tokens of its completions.
-    """
-
-    caches: list[KV]
-    mask_PT: jax.Array
-    length_P: jax.Array
-    uniform_PGC: jax.Array
-    cap_P: jax.Array
+    caches: list[KV]  # per layer [P, N, T, D], read by a prompt's G completions
+    mask_PT: jax.Array  # 1 on real prompt tokens
+    length_P: jax.Array  # real tokens
+    uniform_PGC: jax.Array  # the random number in [0, 1) that draws token t of each completion
+    cap_P: jax.Array  # most tokens of its completions
 
 
 class Progress(NamedTuple):
-    """What a decode step writes, by prompt and completion; shapes as in `rollout.generate.Rollout`.
-
-    Attributes:
-        ids_PGC, mask_PGC, logp_PGC: tokens so far, which are the completion's, and their log-probabilities.
-        state_PG: of the stop automaton.
-        stopped_PG: it has accepted.
-        seen_PGV: tokens that count as repeated; None without a repetition penalty.
-    """
+    """What a decode step writes, by prompt and completion; shapes as in `rollout.generate.Rollout`."""
 
     ids_PGC: jax.Array
-    mask_PGC: jax.Array
+    mask_PGC: jax.Array  # which ids are the completion's
     logp_PGC: jax.Array
-    state_PG: jax.Array
-    stopped_PG: jax.Array
-    seen_PGV: jax.Array | None
+    state_PG: jax.Array  # of the stop automaton
+    stopped_PG: jax.Array  # it has accepted
+    seen_PGV: jax.Array | None  # tokens that count as repeated; None without a repetition penalty
 
     def done_PG(self, t: jax.Array, prompts: Prompts) -> jax.Array:
         """Whether a completion has no token t."""
@@ -65,29 +50,25 @@ class Progress(NamedTuple):
         return jnp.any(~self.done_PG(t, prompts), axis=1)
 
 
+Carry = tuple[
+    jax.Array, Progress, list[KV]
+]  # of the loop: the next token's number, what is written, the cache's last chunk
+
+
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """The loop's settings.
+    """The loop's settings."""
 
-    Attributes:
-        model: with the parameters to decode with.
-        embedding_VH: the LM head's matrix in the compute dtype.
-        vocab_size: real vocabulary; ids beyond it are never sampled.
-        pad_id: fills completions after their stop.
-        sampling: shared by every completion.
-        table_SV: state of the stop automaton after reading a token, by state and token.
-        accept_state: the state that ends a completion.
-        compacts: go on with half of the prompts once no more are needed.
-    """
-
-    model: GPT2
-    embedding_VH: jax.Array
-    vocab_size: int
-    pad_id: int
-    sampling: Sampling
-    table_SV: jax.Array
-    accept_state: int
-    compacts: bool
+    model: GPT2  # with the parameters to decode with
+    embedding_VH: jax.Array  # the LM head's matrix in the compute dtype
+    vocab_size: int  # real vocabulary; ids beyond it are never sampled
+    pad_id: int  # fills completions after their stop
+    sampling: Sampling  # shared by every completion
+    table_SV: (
+        jax.Array
+    )  # state of the stop automaton after reading a token, by state and token (`StopRule.token_table`)
+    accept_state: int  # the state that ends a completion
+    compacts: bool  # go on with half of the prompts once no more are needed; changes time and memory, no token
 
     def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> Progress:
         """All tokens of all completions; `hidden_PGH` predicts the first."""
@@ -95,13 +76,12 @@ class Decoder:
         few = count // 2 if self.compacts and cap > LEAST_CHUNK else 0
         t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
         full: list[list[KV]] = []
-        until = 0
-        for length in chunk_lengths(cap):
-            until += length
-            chunk = self.model.empty_chunk(count, group, length)
-            t, progress, chunk = self._loop(t, prompts, progress, full, chunk, until=until, few=few)
+        lengths = chunk_lengths(cap)
+        for length, until in zip(lengths, itertools.accumulate(lengths), strict=True):
+            carry = t, progress, self.model.empty_chunk(count, group, length)
+            t, progress, chunk = self._loop(carry, prompts, full, until, few)
             full.append(chunk)
-        if not (few and full):
+        if not few:
             return progress
         return jax.lax.cond(
             jnp.all(progress.done_PG(t, prompts)),
@@ -109,40 +89,28 @@ class Decoder:
             lambda: self._finish(t, prompts, progress, full, few),
         )
 
-    def _finish(
-        self, t: jax.Array, prompts: Prompts, progress: Progress, chunks: Sequence[list[KV]], few: int
-    ) -> Progress:
+    def _finish(self, t: jax.Array, prompts: Prompts, progress: Progress, chunks: list[list[KV]], few: int) -> Progress:
         """The rest of at most `few` prompts' completions, without the other prompts."""
-        kept_K = jax.lax.top_k(progress.live_P(t, prompts).astype(jnp.int32), few)[1]
-        some = jax.tree.map(lambda x: x[kept_K], progress)
+        live_K = jax.lax.top_k(progress.live_P(t, prompts).astype(jnp.int32), few)[1]
+        some = jax.tree.map(lambda x: x[live_K], progress)
 
-        def joined(*parts: jax.Array) -> jax.Array:
-            return jnp.concatenate([part[kept_K] for part in parts], axis=3)
+        def joined(*of_chunks: jax.Array) -> jax.Array:
+            return jnp.concatenate([x[live_K] for x in of_chunks], axis=3)
 
-        cache = [jax.tree.map(joined, *own) for own in zip(*chunks, strict=True)]
+        cache = [jax.tree.map(joined, *layer) for layer in zip(*chunks, strict=True)]
         last = progress.ids_PGC.shape[-1] - 1
-        _, some, _ = self._loop(t, jax.tree.map(lambda x: x[kept_K], prompts), some, [], cache, until=last, few=0)
-        return jax.tree.map(lambda x, new: x.at[kept_K].set(new), progress, some)
+        _, some, _ = self._loop((t, some, cache), jax.tree.map(lambda x: x[live_K], prompts), [], last, few=0)
+        return jax.tree.map(lambda x, new: x.at[live_K].set(new), progress, some)
 
-    def _loop(
-        self,
-        t: jax.Array,
-        prompts: Prompts,
-        progress: Progress,
-        full: list[list[KV]],
-        chunk: list[KV],
-        *,
-        until: int,
-        few: int,
-    ) -> tuple[jax.Array, Progress, list[KV]]:
+    def _loop(self, carry: Carry, prompts: Prompts, full: list[list[KV]], until: int, few: int) -> Carry:
         """Tokens up to number `until`, while more than `few` prompts have completions that go on."""
-        shape = progress.ids_PGC.shape[:2]
+        shape = carry[1].ids_PGC.shape[:2]
 
-        def goes_on(carry: tuple[jax.Array, Progress, list[KV]]) -> jax.Array:
+        def goes_on(carry: Carry) -> jax.Array:
             t, progress, _ = carry
             return (t <= until) & (jnp.sum(progress.live_P(t, prompts)) > few)
 
-        def step(carry: tuple[jax.Array, Progress, list[KV]]) -> tuple[jax.Array, Progress, list[KV]]:
+        def step(carry: Carry) -> Carry:
             t, progress, chunk = carry
             read_PG = jax.lax.dynamic_index_in_dim(progress.ids_PGC, t - 1, axis=2, keepdims=False)
             position_PG = jnp.broadcast_to((prompts.length_P + t - 1)[:, None], shape)
@@ -151,7 +119,7 @@ class Decoder:
             )
             return t + 1, self._sample(hidden_PGH, t, prompts, progress), chunk
 
-        return jax.lax.while_loop(goes_on, step, (t, progress, chunk))
+        return jax.lax.while_loop(goes_on, step, carry)
 
     def _sample(self, hidden_PGH: jax.Array, t: jax.Array, prompts: Prompts, progress: Progress) -> Progress:
         """Samples token t of every completion and moves its stop automaton."""

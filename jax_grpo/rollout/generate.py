@@ -26,26 +26,19 @@ class PromptTooLong(ValueError):
 
 
 class PromptTokens(NamedTuple):
-    """Left-padded prompts."""
+    """Left-padded prompts, int32."""
 
     ids_PT: np.ndarray
     mask_PT: np.ndarray
 
 
 class Rollout(NamedTuple):
-    """Completions of P prompts, G each. Arrays live on the device.
+    """Completions of P prompts, G each. Arrays live on the device."""
 
-    Attributes:
-        completion_ids_PGC: int32, padding after the stop.
-        completion_mask_PGC: 1 up to and including the stop token, int32.
-        sampling_logp_PGC: log-probability of each token under softmax(logits / temperature) as sampled; 0 where masked.
-        stopped_PG: whether the stop rule or end-of-text ended the completion (else it was cut at the cap).
-    """
-
-    completion_ids_PGC: jax.Array
-    completion_mask_PGC: jax.Array
-    sampling_logp_PGC: jax.Array
-    stopped_PG: jax.Array
+    completion_ids_PGC: jax.Array  # int32, padding after the stop
+    completion_mask_PGC: jax.Array  # int32, 1 up to and including the stop token
+    sampling_logp_PGC: jax.Array  # of each token under softmax(logits / temperature) as sampled; 0 where masked
+    stopped_PG: jax.Array  # whether the stop rule or end-of-text ended the completion (else it was cut at the cap)
 
 
 def padded_length(tokens: int) -> int:
@@ -70,11 +63,7 @@ def encode_fitting(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) 
 
 
 def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> PromptTokens:
-    """Left-padded ids and mask, padded to the smallest multiple of `PROMPT_MULTIPLE` that holds the longest prompt.
-
-    Raises:
-        PromptTooLong: names the prompt, its length and the config key.
-    """
+    """Ids and mask, padded on the left to the `padded_length` of the longest prompt; raises as `encode_fitting` does."""
     encoded = encode_fitting(texts, tokenizer, max_tokens)
     width = padded_length(max(map(len, encoded)))
     ids_PT = np.full((len(encoded), width), tokenizer.pad_id, np.int32)
@@ -115,16 +104,8 @@ def make_generate(
 ):
     """Compiled generation for fixed settings; one program per padded prompt length.
 
-    Args:
-        graphdef: of the `GPT2` (`nnx.split`).
-        vocab_size: real vocabulary; ids beyond it are never sampled.
-        pad_id: fills completions after their stop.
-        group_size: G, completions a prompt.
-        max_new_tokens: C, the cap.
-        sampling: shared by every completion.
-        stop_table_SV: `StopRule.token_table`: state after reading a token, by state and token.
-        accept_state: the state that ends a completion.
-        compacts: see `rollout.decoding.Decoder`; changes time and memory, no token.
+    `graphdef` is of the `GPT2` (`nnx.split`), `group_size` G, and `max_new_tokens` C, the cap; for the rest see
+    `rollout.decoding.Decoder`.
 
     Returns:
         Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are

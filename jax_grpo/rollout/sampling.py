@@ -14,26 +14,17 @@ BLOCK = 128  # columns a draw looks at together; the padded vocabulary is a mult
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Sampling settings; the defaults change nothing.
+    """Sampling settings; the defaults change nothing."""
 
-    Attributes:
-        temperature: divides the logits; 0 means greedy.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the smallest set of most likely tokens whose probabilities sum to at least p (Holtzman et al. 2020).
-        min_p: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
-        repetition_penalty: logits of tokens already in the prompt or completion are divided by it where positive and
-            multiplied where negative (Keskar et al. 2019).
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # divides the logits; 0 means greedy
+    top_k: int = 0  # keep the k most likely tokens; 0 keeps all
+    top_p: float = 1.0  # keep the fewest most likely tokens that sum to at least p (Holtzman et al. 2020)
+    min_p: float = 0.0  # keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024)
+    repetition_penalty: float = 1.0  # of tokens already in the prompt or completion (Keskar et al. 2019)
 
 
 def penalise_repetition(logits_RV: jax.Array, seen_RV: jax.Array, penalty: float) -> jax.Array:
-    """CTRL's repetition penalty on the tokens marked in `seen_RV`.
+    """CTRL's penalty on the tokens marked in `seen_RV`: divides positive logits and multiplies negative ones.
 
     >>> penalise_repetition(jnp.array([[2.0, -2.0, 2.0]]), jnp.array([[True, True, False]]), 2.0).tolist()
     [[1.0, -4.0, 2.0]]
@@ -54,7 +45,6 @@ def keep_likely(logits_RV: jax.Array, sampling: Sampling) -> jax.Array:
     [[True, True, False, False]]
     [[True, True, False, False]]
     """
-    ruled_out = -jnp.inf
     vocab = logits_RV.shape[-1]
     k = min(sampling.top_k or vocab, vocab)
     if k < vocab or sampling.top_p < 1.0:
@@ -63,24 +53,20 @@ def keep_likely(logits_RV: jax.Array, sampling: Sampling) -> jax.Array:
         if sampling.top_p < 1.0:
             probs_RK = jax.nn.softmax(top_RK, axis=-1)
             before_RK = jnp.cumsum(probs_RK, axis=-1) - probs_RK  # mass of the tokens ahead of this one
-            kept_R = jnp.sum(before_RK < sampling.top_p, axis=-1)
-            threshold_R = jnp.take_along_axis(top_RK, kept_R[..., None] - 1, axis=-1)[..., 0]
-        logits_RV = jnp.where(logits_RV >= threshold_R[..., None], logits_RV, ruled_out)
+            survivors_R = jnp.sum(before_RK < sampling.top_p, axis=-1)
+            threshold_R = jnp.take_along_axis(top_RK, survivors_R[..., None] - 1, axis=-1)[..., 0]
+        logits_RV = jnp.where(logits_RV >= threshold_R[..., None], logits_RV, -jnp.inf)
     if sampling.min_p > 0.0:
         floor_R = jnp.max(logits_RV, axis=-1) + jnp.log(sampling.min_p)
-        logits_RV = jnp.where(logits_RV >= floor_R[..., None], logits_RV, ruled_out)
+        logits_RV = jnp.where(logits_RV >= floor_R[..., None], logits_RV, -jnp.inf)
     return logits_RV
 
 
 def draw(logits_RV: jax.Array, uniform_R: jax.Array) -> jax.Array:
-    """One token a row by inversion of the cumulative distribution, int32 [R].
+    """One token a row by inversion of the cumulative distribution, int32 [R]; never one whose logit is -inf.
 
-    One uniform number a row instead of V Gumbel draws; two levels (blocks, then columns), because a flat cumulative sum
-    over 50,304 float32 terms costs more and rounds worse.
-
-    Args:
-        logits_RV: V a multiple of `BLOCK`; -inf rules a token out, which is then never drawn.
-        uniform_R: in [0, 1).
+    One uniform number in [0, 1) a row instead of V Gumbel draws; two levels (blocks, then columns), because a flat cumulative
+    sum over 50,304 float32 terms costs more and rounds worse. V is a multiple of `BLOCK`.
 
     >>> logits = jnp.full((3, BLOCK), -jnp.inf).at[:, :2].set(jnp.log(jnp.array([0.25, 0.75])))
     >>> draw(logits, jnp.array([0.0, 0.26, 0.99])).tolist()
@@ -110,19 +96,14 @@ def _first_above(cumulative_RN: jax.Array, target_R: jax.Array) -> jax.Array:
 def sample(
     logits_RV: jax.Array, uniform_R: jax.Array, sampling: Sampling, seen_RV: jax.Array | None, vocab_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws one token a row.
+    """Draws one token a row with its random number in [0, 1): int32, and its log-probability.
+
+    That is under softmax(logits / temperature), before penalty and truncation: the quantity that the trainer recomputes and
+    differentiates, so the two can be compared. Greedy reports it at temperature 1.
 
     Args:
-        logits_RV: raw logits, float32 or wider; columns >= vocab_size are padding.
-        uniform_R: the row's random number, in [0, 1).
-        sampling: settings; static.
-        seen_RV: tokens that count as repeated, or None when there is no repetition penalty.
-        vocab_size: real columns.
-
-    Returns:
-        token_R int32, and logp_R: its log-probability under softmax(logits / temperature), before penalty and
-        truncation. That is the quantity the trainer recomputes and differentiates, so the two can be compared.
-        Greedy reports it at temperature 1.
+        logits_RV: raw, float32 or wider; columns from `vocab_size` on are padding, and never drawn.
+        seen_RV: tokens that count as repeated; None: no repetition penalty.
 
     >>> logits = jnp.zeros((1, BLOCK)).at[0, 5].set(2.0)
     >>> token, logp = sample(logits, jnp.array([0.5]), Sampling(temperature=0.0), None, vocab_size=6)
@@ -140,5 +121,5 @@ def sample(
     else:
         token_R = draw(keep_likely(logits_RV / temperature, sampling), uniform_R)
     # log_softmax's value at one column: the whole array of them would be written and never read.
-    chosen_R = jnp.take_along_axis(scaled_RV, token_R[:, None], axis=-1)[:, 0]
-    return token_R, chosen_R - jax.nn.logsumexp(scaled_RV, axis=-1)
+    logit_R = jnp.take_along_axis(scaled_RV, token_R[:, None], axis=-1)[:, 0]
+    return token_R, logit_R - jax.nn.logsumexp(scaled_RV, axis=-1)

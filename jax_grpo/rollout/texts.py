@@ -30,11 +30,7 @@ BATCH = 64  # prompts generated together; the last batch is filled up and the fi
 
 # What a suite asks for: stop-truncated completions of prompts, in their order; see `Generator.__call__`.
 Complete = Callable[..., list[str]]
-Tick = Callable[[int], None]  # called with how much is done
-
-
-def unwatched(done: int) -> None:
-    """Progress that nobody looks at."""
+Tick = Callable[[int], object]  # called with how much is done
 
 
 def widened(tokens: PromptTokens, width: int, pad_id: int) -> PromptTokens:
@@ -77,17 +73,9 @@ class Texts(NamedTuple):
         step: int = 0,
         batch: int = BATCH,
     ) -> list[str]:
-        """Stop-truncated completions of one batch.
+        """Stop-truncated completions by a `program` of `batch` rows, which are filled up by repeating the prompts.
 
-        Args:
-            program: see `program`.
-            params: of the model.
-            prompts: at most `batch`, which is filled up by repeating them.
-            tokens: of the prompts.
-            numbers: of the prompts, which with seed and step decide what is sampled.
-            seed: of sampling.
-            step: of sampling.
-            batch: rows of the program.
+        What is sampled is decided by the seed, the step and the prompts' numbers.
         """
         rows = np.resize(np.arange(len(prompts)), batch)
         states = np.array([prompt.start_state for prompt in prompts], np.int32)
@@ -113,14 +101,7 @@ class Generator:
     """Completes any prompts by our own rollout, each as it would be in any order and beside any others.
 
     Random numbers come from a prompt's own text, and prompts are batched by length and text, so that the same set of prompts is
-    always cut the same way. Compiled once for each padded prompt width, which only grows.
-
-    Args:
-        policy: model, parameters and tokenizer.
-        stop_rule: ends completions.
-        max_new_tokens: the cap.
-        temperature: 0 is greedy.
-        seed: of sampling.
+    always cut the same way. Compiled once for each padded prompt width, which only grows. Temperature 0 is greedy.
 
     Raises:
         PromptTooLong: the cap leaves no room for a prompt.
@@ -138,15 +119,17 @@ class Generator:
         self._program = self._texts.program(policy.graphdef, Sampling(temperature))
 
     def __call__(
-        self, prompts: Sequence[Prompt], *, numbers: Sequence[int] | None = None, step: int = 0, tick: Tick = unwatched
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        numbers: Sequence[int] | None = None,
+        step: int = 0,
+        tick: Tick = lambda done: None,
     ) -> list[str]:
         """Stop-truncated completions of the prompts, in their order.
 
-        Args:
-            prompts: any number.
-            numbers: of the prompts, for sampling; None: a checksum of each prompt's text and how often it came before.
-            step: for sampling; another step gives other samples of the same prompts.
-            tick: called with how many prompts are done.
+        Sampling goes by the prompts' numbers (None: a checksum of each prompt's text and how often it came before) and the
+        step: another one gives other samples of the same prompts.
 
         Raises:
             PromptTooLong: a prompt and its completion would not fit the model's positions.
@@ -156,13 +139,13 @@ class Generator:
         asked = [prompt.text for prompt in prompts]
         numbers = _checksums(asked) if numbers is None else numbers
         tokens = encode_prompts(asked, self._texts.tokenizer, self._max_prompt)
-        ids_NT, mask_NT = widened(tokens, self._width, self._texts.tokenizer.pad_id)
-        self._width = ids_NT.shape[1]
+        ids_PT, mask_PT = widened(tokens, self._width, self._texts.tokenizer.pad_id)
+        self._width = ids_PT.shape[1]
         order = sorted(range(len(prompts)), key=lambda i: (len(asked[i]), asked[i], numbers[i]))
         texts = [""] * len(prompts)
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
-            batch = [prompts[i] for i in rows], PromptTokens(ids_NT[rows], mask_NT[rows]), [numbers[i] for i in rows]
+            batch = [prompts[i] for i in rows], PromptTokens(ids_PT[rows], mask_PT[rows]), [numbers[i] for i in rows]
             completions = self._texts.complete(self._program, self._params, *batch, self._seed, step)
             for i, text in zip(rows, completions, strict=True):
                 texts[i] = text
