@@ -6,7 +6,7 @@ Pure functions of arrays; groups are given by ids in any order and of any sizes.
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config.sections import AdvantageConfig
+from jax_grpo.config.learning import AdvantageConfig
 
 STD_FLOOR = 1e-4  # added to the standard deviation, as in TRL
 
