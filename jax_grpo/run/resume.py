@@ -1,7 +1,7 @@
 """Where a run continues: the command line's `--resume`, the checkpoint it means, and whether the config still fits it.
 
 Resume is exact because everything random is a function of (seed, iteration, prompt, sample): a checkpoint's position is one number.
-Knows no arrays; `checkpoint` reads those.
+Knows no arrays: `checkpoints` reads those.
 """
 
 import argparse
@@ -31,7 +31,7 @@ OPTIONS.add_argument(
 )  # fmt: skip
 OPTIONS.add_argument("--restart", action="store_true", help="begin again, removing run_dir's checkpoints")
 
-# Settings that a state depends on, by key or section, with why another value cannot continue it.
+# Settings that a state depends on, by key, with why another value cannot continue it.
 FIXED = {
     "seed": "every prompt and sample is drawn from it",
     "model.tokenizer": "the model's tokens are its",
@@ -103,11 +103,7 @@ def _explicit(path: Path, given: str, say: Say) -> Origin:
 
 
 def require_same_run(origin: Origin, config: Config) -> list[str]:
-    """The settings that differ from the checkpoint's and may, as `key: old -> new`.
-
-    Raises:
-        CheckpointError: a setting of `FIXED` differs, or the checkpoint is beyond the config's iterations; names the key.
-    """
+    """The settings that differ from the checkpoint's, as `key: old -> new`; a CheckpointError names those that must not."""
     before, now = flat(origin.content["config"]), flat(config.model_dump())
     if _trained_on_a_whole_file(before):
         before["prompts.split"] = "all"  # whatever stood there
@@ -119,14 +115,13 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
             )
     both = {key: (before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**now, **before}}
     changed = {key: (old, new) for key, (old, new) in both.items() if old != new}
-    refused = [
+    if refused := "".join(
         f"{key} is {new!r}, but {origin.path} was made with {old!r}: {FIXED[key]}\n"
         for key, (old, new) in changed.items()
         if key in FIXED
-    ]
-    if refused:
+    ):
         raise CheckpointError(
-            f"{''.join(refused)}Set it back to continue this run; for a new run from these weights, set model.weights to the "
+            f"{refused}Set it back to continue this run; for a new run from these weights, set model.weights to the "
             "checkpoint"
         )
     if origin.iteration > config.iterations:
@@ -146,18 +141,9 @@ def _trained_on_a_whole_file(before: Mapping[str, Any]) -> bool:
 
 
 def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
-    """Compares what the config's names stand for: the architecture, and reference weights and positions by content hash.
-
-    Raises:
-        CheckpointError: names the key whose file holds something else now.
-    """
-    keys = {
-        "architecture": "model.weights",
-        "reference": "model.weights",
-        "positions": "prompts.source",
-        "task": "train(task=...)",
-    }
-    for name, key in keys.items():
+    """Refuses, with a CheckpointError, a config whose names stand for another architecture, reference, data or task."""
+    keys = {"architecture": "model.weights", "reference": "model.weights", "positions": "prompts.source"}
+    for name, key in (keys | {"task": "train(task=...)"}).items():
         if (old := origin.content["identity"].get(name)) != (new := identity[name]):  # earlier versions name no task
             raise CheckpointError(
                 f"{key} holds something else than when {origin.path} was made: its {name} is {new}; it was {old}. It must be the "
@@ -167,14 +153,14 @@ def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
 
 def bring_metrics(origin: Origin, run_dir: Path, say: Say) -> int:
     """Bytes of `metrics.jsonl` that belong to the checkpoint; copies the file when the checkpoint is another run's."""
-    target, source = run_dir / METRICS, origin.path.parent.parent / METRICS
-    if origin.path.parent.parent.absolute() != run_dir.absolute():
+    of_the_origin = origin.path.parent.parent
+    if of_the_origin.absolute() != run_dir.absolute():
+        source = of_the_origin / METRICS
         if not source.is_file():
-            say(
-                f"warning: {source} does not exist; the metrics before iteration {origin.iteration} are not in this run's file"
-            )
+            before = f"the metrics before iteration {origin.iteration}"
+            say(f"warning: {source} does not exist; {before} are not in this run's file")
             return 0
-        shutil.copyfile(source, target)
+        shutil.copyfile(source, run_dir / METRICS)
     return int(origin.content["metrics_bytes"])
 
 
