@@ -18,11 +18,7 @@ ASSETS = Path(__file__).parents[1] / "assets" / "report"
 
 
 def render(folders: Sequence[str | Path]) -> str:
-    """The page of these runs.
-
-    Raises:
-        ReportError, RecordsError: a folder is missing or broken, or one of its files; names it.
-    """
+    """The page of these runs. Raises ReportError, RecordsError: a folder is missing or broken, or one of its files; names it."""
     runs = [read_run(folder) for folder in folders]
     for run in runs:  # two runs of one name (seed0/quickstart, seed1/quickstart) are told apart by their paths
         if sum(run["name"] == other["name"] for other in runs) > 1:
