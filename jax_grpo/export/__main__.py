@@ -24,15 +24,10 @@ from jax_grpo.run.files import CheckpointError
 
 
 def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[Path]:
-    """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md.
+    """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md; returns them.
 
-    Args:
-        weights: see `loading`.
-        out: made; must be empty or not there, or an earlier export.
-        evaluation: folder of an evaluation of these weights, for the card.
-
-    Returns:
-        The files written.
+    `weights` is a name of `model.named`; `out` is made, or replaced where it is an earlier export; `evaluation` is the folder of an
+    evaluation of these weights, for the card.
 
     Raises:
         WeightsError: `out` has other files, or what was read back differs.
@@ -58,15 +53,11 @@ def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[P
             raise WeightsError(f"{out}: the weights read back differ from those written; is the disk sound?")
         if out.exists():
             if others := sorted({path.name for path in out.iterdir()} - {path.name for path in folder.iterdir()}):
-                raise WeightsError(
-                    f"--out {out} has other files in it ({others[0]}); give a new folder, or an earlier export"
-                )
+                reason = f"other files in it ({others[0]}); give a new folder, or an earlier export"
+                raise WeightsError(f"--out {out} has {reason}")
             shutil.rmtree(out)
         folder.rename(out)
     return sorted(out.iterdir())
-
-
-FORMATS = {"hf": export_hf}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -74,11 +65,11 @@ def main(argv: list[str] | None = None) -> None:
     option = parser.add_argument
     option("--weights", required=True, metavar="RUN", help="a run folder, a checkpoint, packaged:rook-small")
     option("--out", required=True, type=Path, metavar="DIR", help="folder to make")
-    option("--format", choices=FORMATS, default="hf", help="hf: safetensors that transformers loads")
+    option("--format", choices=["hf"], default="hf", help="hf: safetensors that transformers loads")
     option("--evaluation", type=Path, metavar="DIR", help="an evaluation of these weights, for the model card")
     arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        files = FORMATS[arguments.format](arguments.weights, arguments.out, arguments.evaluation)
+        files = export_hf(arguments.weights, arguments.out, arguments.evaluation)
     except (CheckpointError, OSError, ValueError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     print("saved:", ", ".join(map(str, files)))

@@ -47,13 +47,9 @@ the first word of the answer); `A: <FEN>+<uci>+<last moves>+` for the next state
 
 
 def model_card(model: dict[str, Any], source: Path, folder: Path, evaluation: Path | None) -> str:
-    """The card's text.
+    """The card of a model (`model.named.describe_model`), exported from the folder `source` to `folder`, which its example names.
 
-    Args:
-        model: see `loading.describe_model`.
-        source: folder of the weights that were exported.
-        folder: of the export, for its usage example.
-        evaluation: folder of an evaluation of these weights, or None.
+    `evaluation` is the folder of an evaluation of these weights, if there is one.
     """
     file = source / "provenance.json"
     provenance = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -78,16 +74,16 @@ def _evaluation(folder: Path | None) -> str:
 
 def _training(source: Path, provenance: dict[str, Any]) -> str:
     """The run that made the weights, where they still lie in its folder, and where they say that they come from."""
-    parts = []
+    text = ""
     run = source.parent.parent if is_checkpoint(source) else source.parent
     if (is_checkpoint(source) or source.name == RUN_WEIGHTS) and (run / "config.yaml").is_file():
         if starts := read_record(run)["starts"]:
             last = starts[-1]
             commit = (last.get("git") or {}).get("commit", "unknown")
             packages = ", ".join(f"{name} {version}" for name, version in last["packages"].items() if version)
-            parts.append(f"- command: `{last['command']}`\n- commit: {commit}\n- packages: {packages}\n")
-            parts.append(f"- devices: {', '.join(last['hardware']['devices'])}; started {last['time']}\n")
-        parts.append(f"\n```yaml\n{(run / 'config.yaml').read_text(encoding='utf-8').rstrip()}\n```\n")
+            text += f"- command: `{last['command']}`\n- commit: {commit}\n- packages: {packages}\n"
+            text += f"- devices: {', '.join(last['hardware']['devices'])}; started {last['time']}\n"
+        text += f"\n```yaml\n{(run / 'config.yaml').read_text(encoding='utf-8').rstrip()}\n```\n"
     if provenance:
-        parts.append(f"\nProvenance:\n\n```json\n{json.dumps(provenance, indent=1)}\n```\n")
-    return "".join(parts) or "Unknown: the weights' folder has no provenance.json and lies in no run's folder.\n"
+        text += f"\nProvenance:\n\n```json\n{json.dumps(provenance, indent=1)}\n```\n"
+    return text or "Unknown: the weights' folder has no provenance.json and lies in no run's folder.\n"
