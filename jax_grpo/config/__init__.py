@@ -163,10 +163,8 @@ def check_files(config: Config) -> None:
 def parse_cli(argv: list[str], prog: str, options: Sequence[argparse.ArgumentParser] = ()) -> Config:
     """Config from `--config FILE [--section.key value ...]`, its files checked; `options` are arguments of the caller's own.
 
-    `--print-config` shows the resolved config, whether its files are there or not, and exits; `--help` lists every setting.
-
-    Raises:
-        ConfigError: see `load_config` and `check_files`.
+    `--print-config` shows the resolved config, whether its files are there or not, and exits; `--help` lists every setting. Raises
+    what `load_config` and `check_files` raise.
     """
     parser = argparse.ArgumentParser(
         prog=prog,

@@ -255,10 +255,7 @@ CHECKS = {check.__name__: check for check in _SYMPTOMS}
 
 
 def diagnose(history: Sequence[Mapping], config: Config, weights: Mapping[str, float]) -> list[Finding]:
-    """What is wrong at the last of these training records, causes first, without the symptoms they explain.
-
-    `history` has the records of `metrics.jsonl` with a loss, oldest first; `weights` is `Task.component_weights`.
-    """
+    """What is wrong at the last of these records with a loss, causes first, without their symptoms; for `weights` see `Task`."""
     run, findings, silenced = Run(history, config, weights), [], set()
     for name, check in CHECKS.items() if history else ():
         if check not in silenced and (sickness := check(run)):
@@ -268,10 +265,9 @@ def diagnose(history: Sequence[Mapping], config: Config, weights: Mapping[str, f
 
 
 class HealthLog:
-    """Names each finding of a run once, on the console and in `health.jsonl`.
+    """Names each finding of a run once, by `say` and in `health.jsonl`.
 
-    The findings are a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself. `config` and
-    `weights` are those of `diagnose`; `say` shows one line.
+    The findings are a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself.
     """
 
     def __init__(self, run_dir: Path, config: Config, weights: Mapping[str, float], say: Callable[[str], None]):

@@ -27,15 +27,12 @@ class ReportError(ValueError):
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Everything the page shows of one run, ready for JSON (no NaN, no infinity).
+    """Everything the page shows of one run, ready for JSON (no NaN, no infinity); a ReportError or RecordsError says why not.
 
     `name`, `path`; `step`: iterations a point stands for; `iterations` [N] and `series` (metric -> [N], null where missing);
     `evaluations` (metric -> [[iteration, value]]); `histograms` (component -> low, high, iterations, last, shares
     [columns][bins]); `samples` ([{iteration, samples}]); `health` (findings); `config` and `environment` (dotted key -> text);
     `missing`: files that were not there.
-
-    Raises:
-        ReportError, RecordsError: the folder, or one of its files, cannot be reported on; see the classes.
     """
     folder = Path(folder)
     if not folder.is_dir():

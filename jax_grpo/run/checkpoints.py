@@ -114,11 +114,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Starts writing a pytree of arrays, the `state` after so many iterations; returns once the values are off the device.
 
         Beside it stand `content`, JSON values, and the `metrics` of this very moment, which rank the checkpoint if
-        `checkpoint.best_metric` is among them; `measured` are the names of other metrics that the run has. A state that was
-        saved last is not saved again.
-
-        Raises:
-            CheckpointError: the previous write failed, the disk has no room for this one, or there is no such metric.
+        `checkpoint.best_metric` is among them; `measured` are the names of other metrics that the run has. A state that was saved
+        last is not saved again. A CheckpointError: the previous write failed, there is no room for this one, or no such metric.
         """
         self.wait()
         if iterations_done == self._last_saved:
@@ -141,8 +138,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def add_metrics(self, iterations_done: int, metrics: Mapping[str, float]) -> None:
         """Adds what was measured of a checkpoint's weights after it was saved, and ranks it; without one it does nothing.
 
-        Raises:
-            CheckpointError: see `wait`; or its manifest cannot be read or written.
+        A CheckpointError is that of `wait`, or says that the manifest cannot be read or written.
         """
         self.wait()
         path = self.folder / files.folder_name(iterations_done)
@@ -200,34 +196,29 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _score(self, path: Path) -> float | None:
         """What ranks the checkpoint; None where it was not measured of its weights."""
         name = self._config.best_metric
-        try:
+        with contextlib.suppress(CheckpointError):
             content = files.read_manifest(path)
-        except CheckpointError:
-            return None
-        if name.startswith(EVALUATED) and MEASURED not in content:
-            return None  # by an earlier version, which kept the newest evaluation there was, of the weights before
-        return content["metrics"].get(name)
+            # An earlier version, which noted no names, kept the newest evaluation there was, of the weights before.
+            if MEASURED in content or not name.startswith(EVALUATED):
+                return content["metrics"].get(name)
+        return None
 
     def newest_sound(self, say: Say) -> Origin | None:
-        """The newest checkpoint whose every file has the bytes that were written, read into host memory; None if there are none.
+        """The newest checkpoint whose every file has the bytes that were written, in host memory; None where there are none.
 
-        Damaged ones are reported through `say`.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none is sound.
+        Damaged ones are reported through `say`; a CheckpointError where all of them are.
         """
-        saved = files.complete(self.folder)
+        if not (saved := files.complete(self.folder)):
+            return None
         for path in reversed(saved):
             try:
                 return load(path)
             except CheckpointError as error:
                 say(f"warning: {error}; trying the one before it")
-        if saved:
-            raise CheckpointError(
-                f"none of the {len(saved)} checkpoints in {self.folder} is sound; start again with --restart, or give "
-                f"another one with --resume PATH"
-            )
-        return None
+        raise CheckpointError(
+            f"none of the {len(saved)} checkpoints in {self.folder} is sound; start again with --restart, or give "
+            f"another one with --resume PATH"
+        )
 
     def drop_after(self, iteration: int) -> list[Path]:
         """Removes checkpoints of later iterations: a run that goes back must not find its abandoned future."""

@@ -55,8 +55,7 @@ ABSENT = "(not set)"
 def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
     """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning. Changes nothing.
 
-    Raises:
-        CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
+    A CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
     """
     if resume is not None and restart:
         raise CheckpointError("--resume and --restart contradict each other; give one")
@@ -79,8 +78,7 @@ def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: C
 def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Say) -> None:
     """Removes what the run must not find later: leftovers of a killed writer, and checkpoints that are not before the origin.
 
-    Called when nothing can refuse the run any more. A run that begins again has no checkpoint before its origin; one that
-    goes back, or skipped a damaged checkpoint, has those up to it.
+    Called when nothing can refuse the run any more. One that begins again keeps none, one that goes back those up to its origin.
     """
     files.clear_leftovers(checkpoints.folder)
     own = origin is not None and origin.path.parent.absolute() == checkpoints.folder.absolute()
