@@ -125,9 +125,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         leaves = named(state)
         space = self._space()
         self._needed = files.bytes_on_disk(leaves, space.f_frsize)
-        if (
-            space.f_bavail * space.f_frsize < self._needed
-        ):  # a write that fails in the middle has filled the disk for everybody
+        # Before a byte is copied or written: a write that fails in the middle has filled the disk for everybody.
+        if space.f_bavail * space.f_frsize < self._needed:
             raise CheckpointError(self._failure(iterations_done, OSError(errno.ENOSPC, "")))
         with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
             arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))

@@ -92,7 +92,7 @@ def publish(folder: Path, iteration: int, arrays: Mapping[str, np.ndarray], cont
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
-    """Orbax's own writer of arrays, given one array at a time, each of which is on its way to the disk before the next begins.
+    """Orbax's own writer of arrays, given one array at a time, each of them written before the next begins.
 
     It would write all at once, and copy them all before. Where the disk fills up, the writes that fail after the first one report
     to an event loop that is closed by then: a page of tracebacks beside the error, which is TensorStore's ValueError.

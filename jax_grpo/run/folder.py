@@ -48,8 +48,9 @@ def locked_folder(path: str | Path) -> Iterator[Path]:
             f"choose another run_dir"
         ) from error
     except OSError as error:
-        reason = f"which cannot be written ({error.strerror}); give a folder that can"
-        raise RunFolderError(f"run_dir is {str(folder)!r}, {reason}") from error
+        raise RunFolderError(
+            f"run_dir is {str(folder)!r}, which cannot be written ({error.strerror}); give a folder that can"
+        ) from error
     try:
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
