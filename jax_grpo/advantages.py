@@ -7,7 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config.sections import AdvantageConfig
+from jax_grpo.config.learning import AdvantageConfig
 
 STD_FLOOR = 1e-4  # added to the standard deviation, as in TRL
 

@@ -9,7 +9,7 @@ from flax import struct
 from jax_grpo import objective
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config
-from jax_grpo.config.sections import KLConfig, ObjectiveConfig
+from jax_grpo.config.learning import KLConfig, ObjectiveConfig
 from jax_grpo.lm_head.loops import IDLE, LEARNS, MEASURED
 from jax_grpo.model import flops
 

@@ -12,7 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config.sections import KLConfig, ObjectiveConfig
+from jax_grpo.config.learning import KLConfig, ObjectiveConfig
 
 
 def masked(x_BS: jax.Array, mask_BS: jax.Array) -> jax.Array:

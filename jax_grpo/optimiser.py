@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_grpo.config.sections import UpdateConfig
+from jax_grpo.config.learning import UpdateConfig
 
 STORED = {"parameters": None, "bfloat16": jnp.bfloat16}  # None: as the parameters
 

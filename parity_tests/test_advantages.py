@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_grpo.advantages import combined_advantages, group_advantages, overlong_penalty
-from jax_grpo.config.sections import AdvantageConfig
+from jax_grpo.config.learning import AdvantageConfig
 
 IDS = jnp.array([2, 0, 2, 1, 0, 1, 1, 2, 0])
 REWARDS = np.array([0.1, 1.0, 0.4, 0.0, 0.2, 0.9, 0.3, 0.35, 0.7])

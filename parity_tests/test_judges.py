@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, get_constant_schedule_with_warmup
 
 from jax_grpo.advantages import combined_advantages, group_advantages
-from jax_grpo.config.sections import AdvantageConfig
+from jax_grpo.config.learning import AdvantageConfig
 from jax_grpo.model.weights import to_hf
 from jax_grpo.optimiser import schedule
 from torch_ref.advantages import component_advantages

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grpo.config.sections import KLConfig
+from jax_grpo.config.learning import KLConfig
 from jax_grpo.objective import adaptive_beta, beyond_guardrail
 
 KL = KLConfig(target=0.05, beta=0.04, beta_min=0.01, beta_max=0.1)

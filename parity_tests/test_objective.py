@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_grpo import objective
-from jax_grpo.config.sections import KLConfig, ObjectiveConfig
+from jax_grpo.config.learning import KLConfig, ObjectiveConfig
 from jax_grpo.loss import TokenTerms
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import torch
 from both import Arrays, crafted_batch, settings, show, torch_step, weights
 from conftest import config as tiny_config
 
-from jax_grpo.config.sections import AdvantageConfig, KLConfig, ObjectiveConfig
+from jax_grpo.config.learning import AdvantageConfig, KLConfig, ObjectiveConfig
 from jax_grpo.programs import unscored
 from jax_grpo.replay import BatchError, batch_from
 from jax_grpo.rollout.generate import Rollout

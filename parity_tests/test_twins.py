@@ -13,7 +13,7 @@ import torch_ref.advantages
 import torch_ref.kl_control
 import torch_ref.optimiser
 from jax_grpo.advantages import overlong_penalty
-from jax_grpo.config.sections import KLConfig, UpdateConfig
+from jax_grpo.config.learning import KLConfig, UpdateConfig
 from jax_grpo.objective import adaptive_beta, beyond_guardrail
 from jax_grpo.optimiser import schedule
 from torch_ref.compare import difference

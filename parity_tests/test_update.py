@@ -14,7 +14,7 @@ from flax import nnx
 
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import GroupedTokens, split
-from jax_grpo.config.sections import AdvantageConfig, UpdateConfig
+from jax_grpo.config.learning import AdvantageConfig, UpdateConfig
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.objective import AGGREGATIONS
 from jax_grpo.optimiser import adamw, schedule

@@ -5,7 +5,7 @@ Knows a number, not where it comes from.
 
 import math
 
-from jax_grpo.config.sections import KLConfig
+from jax_grpo.config.learning import KLConfig
 
 MAX_RELATIVE_ERROR = 0.2  # one step moves log(beta) by at most this
 GUARDRAIL = 2.0  # times the target

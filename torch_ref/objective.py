@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jax_grpo.config.sections import ObjectiveConfig
+from jax_grpo.config.learning import ObjectiveConfig
 
 # importance level ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from jax_grpo.config.sections import UpdateConfig
+from jax_grpo.config.learning import UpdateConfig
 
 
 def learning_rate(step: int, config: UpdateConfig, total_steps: int) -> float:

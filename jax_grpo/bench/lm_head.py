@@ -23,7 +23,7 @@ from jax_grpo.bench import harness
 from jax_grpo.bench.harness import Bench, Prepared, milliseconds, torch_device, wait_for_torch
 from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.bench.problems import ADVANTAGE
-from jax_grpo.config.sections import ObjectiveConfig
+from jax_grpo.config.learning import ObjectiveConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import WHOLE, Tiling

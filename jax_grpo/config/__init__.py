@@ -1,13 +1,13 @@
 """Typed, frozen configuration of a training run: YAML plus dotted overrides, every check before any compile.
 
-Its sections are in `config.sections`; what holds between them is checked here. Reading YAML and wording errors is
-`config.loading`'s, looking for files `config.files`'s. Knows nothing of the rest of the house, and never touches JAX.
+Its sections are in `config.sections` and `config.learning`; what holds between them is checked here. `config.loading` reads YAML
+and words errors, `config.files` looks for files. Knows nothing of the rest of the house, and never touches JAX.
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
 
-from jax_grpo.config import sections
+from jax_grpo.config import learning, sections
 from jax_grpo.config.files import require_run_dir, require_source, require_weights
 from jax_grpo.config.loading import ConfigError, dump_yaml, load_yaml, reference
 
@@ -27,11 +27,11 @@ class Config(sections.Section):
     task: sections.TaskConfig = sections.TaskConfig()
     prompts: sections.PromptsConfig = sections.PromptsConfig()
     rollout: sections.RolloutConfig = sections.RolloutConfig()
-    advantage: sections.AdvantageConfig = sections.AdvantageConfig()
-    objective: sections.ObjectiveConfig = sections.ObjectiveConfig()
-    kl: sections.KLConfig = sections.KLConfig()
-    update: sections.UpdateConfig = sections.UpdateConfig()
-    lm_head: sections.LMHeadConfig = sections.LMHeadConfig()
+    advantage: learning.AdvantageConfig = learning.AdvantageConfig()
+    objective: learning.ObjectiveConfig = learning.ObjectiveConfig()
+    kl: learning.KLConfig = learning.KLConfig()
+    update: learning.UpdateConfig = learning.UpdateConfig()
+    lm_head: learning.LMHeadConfig = learning.LMHeadConfig()
     evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
     logging: sections.LoggingConfig = sections.LoggingConfig()
     checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
@@ -66,17 +66,10 @@ class Config(sections.Section):
     def _refused_lengths(self) -> Iterator[str]:
         """What is part of a length must not exceed it: tokens of a sequence, optimiser steps of a schedule."""
         model, cap, steps = self.model, self.rollout.max_new_tokens, self.optimizer_steps()
-        tokens = self.prompts.max_prompt_tokens + cap
-        if (
-            model.weights is None
-            and model.max_position_embeddings is not None
-            and tokens > model.max_position_embeddings
-        ):
-            yield (
-                f"prompts.max_prompt_tokens + rollout.max_new_tokens = {tokens} exceeds model.max_position_embeddings "
-                f"{model.max_position_embeddings}"
-            )
-        for name, part in (self.task.mixture.parts if self.task.mixture else {}).items():
+        tokens, positions = self.prompts.max_prompt_tokens + cap, model.max_position_embeddings
+        if model.weights is None and positions is not None and tokens > positions:
+            yield f"prompts.max_prompt_tokens + rollout.max_new_tokens = {tokens} exceeds model.max_position_embeddings {positions}"
+        for name, part in self.task.mixture.parts.items() if self.task.mixture else ():
             if (own := part.max_new_tokens or 0) > cap:
                 yield f"task.mixture.{name}.max_new_tokens {own} exceeds rollout.max_new_tokens {cap}"
         if (penalty := self.objective.overlong_penalty) is not None and penalty.length > cap:
@@ -108,9 +101,7 @@ class Config(sections.Section):
                 "would ask: give others as evaluation.source, or set evaluation.positions to 0"
             )
         if source is not None and not asked:
-            yield (
-                f"evaluation.source is {source!r}, but evaluation.positions is 0, which asks none of them; expected at least 1"
-            )
+            yield f"evaluation.source is {source!r}, but evaluation.positions is 0, which asks none of them; expected at least 1"
 
     def _refused_ranking(self) -> Iterator[str]:
         """A checkpoint is ranked by the evaluation of its own weights, so that each one that is saved must be evaluated."""
@@ -126,19 +117,15 @@ class Config(sections.Section):
                 f"is {best!r}: a checkpoint is ranked by the evaluation of its own weights"
             )
 
-    def with_micro_batches(self, parts: int) -> "Config":
-        """The config with this `update.micro_batches`.
-
-        Raises:
-            ValueError: it does not cut the optimiser batch evenly.
-        """
+    def with_micro_batches(self, count: int) -> "Config":
+        """The config with this `update.micro_batches`. Raises ValueError: it does not cut the optimiser batch evenly."""
         values = self.model_dump()
-        return Config.model_validate(values | {"update": values["update"] | {"micro_batches": parts}})
+        return Config.model_validate(values | {"update": values["update"] | {"micro_batches": count}})
 
     def possible_micro_batches(self) -> list[int]:
         """Every `update.micro_batches` that cuts the optimiser batch evenly, fewest first."""
         prompts, group = self.prompts.per_iteration // self.update.minibatches, self.rollout.group_size
-        whole = [parts for parts in range(1, prompts + 1) if prompts % parts == 0]
+        whole = [count for count in range(1, prompts + 1) if prompts % count == 0]
         return whole + [prompts * slices for slices in range(2, group + 1) if group % slices == 0]
 
     def optimizer_steps(self) -> int:
@@ -148,12 +135,11 @@ class Config(sections.Section):
     def cautions(self) -> list[str]:
         """What the settings do that is allowed and rarely meant, one sentence each; a run says them when it starts."""
         bound = self.objective.epsilon_high
-        if self.objective.name != "cispo" or bound >= 1:
-            return []
-        return [
+        caution = (
             f"objective.epsilon_high {bound:g} is the bound of cispo's weight itself, which is 1 on fresh completions: nearly "
             f"every weight is cut to {bound:g}; the usual bound is 5"
-        ]
+        )
+        return [caution] if self.objective.name == "cispo" and bound < 1 else []
 
     def resolved_yaml(self) -> str:
         """Every setting, defaults included; loading it gives an equal config."""
@@ -161,20 +147,12 @@ class Config(sections.Section):
 
 
 def load_config(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Config:
-    """Config from a YAML file and overrides such as `--update.learning_rate 3e-5`.
-
-    Raises:
-        ConfigError: names the file and line (or the override), the key, the value and what was expected.
-    """
+    """Config from a YAML file and overrides such as `--update.learning_rate 3e-5`; a ConfigError names line, key and value."""
     return load_yaml(Config, path, overrides)
 
 
 def check_files(config: Config) -> None:
-    """Refuses a config whose weights, prompts or run folder cannot be used; opens none of them.
-
-    Raises:
-        ConfigError: names the key, the path, and what to put there.
-    """
+    """Refuses, with a ConfigError, weights, prompts or a run folder that cannot be used; opens none of them."""
     require_weights(config.model.weights)
     require_source(config.prompts.source)
     if config.evaluation.source is not None:
@@ -185,10 +163,8 @@ def check_files(config: Config) -> None:
 def parse_cli(argv: list[str], prog: str, options: Sequence[argparse.ArgumentParser] = ()) -> Config:
     """Config from `--config FILE [--section.key value ...]`, its files checked; `options` are arguments of the caller's own.
 
-    `--print-config` shows the resolved config, whether its files are there or not, and exits; `--help` lists every setting.
-
-    Raises:
-        ConfigError: see `load_config` and `check_files`.
+    `--print-config` shows the resolved config, whether its files are there or not, and exits; `--help` lists every setting. Raises
+    what `load_config` and `check_files` raise.
     """
     parser = argparse.ArgumentParser(
         prog=prog,

@@ -28,11 +28,7 @@ def weights_directory(weights: str) -> Path:
 
 
 def require_weights(weights: str | None) -> None:
-    """Refuses a packaged model that is not there, a run without exported weights, and any other folder without a model.
-
-    Raises:
-        ConfigError: names what was looked for, where, and what to put there.
-    """
+    """Refuses, with a ConfigError, a packaged model that is not there, and a folder without a model or exported weights."""
     if weights is None:
         return
     if weights.startswith(PACKAGED):
@@ -58,11 +54,7 @@ def require_weights(weights: str | None) -> None:
 
 
 def require_source(source: str, key: str = "prompts.source") -> None:
-    """Refuses a source of positions that is neither a known name, nor a file, nor a data set's folder.
-
-    Raises:
-        ConfigError: with the nearest name.
-    """
+    """Refuses, with a ConfigError, positions of neither a known name, nor a file, nor a data set's folder."""
     path = Path(source)
     if source not in ("packaged", "selfplay") and not path.is_file() and not (path / "provenance.json").is_file():
         hint = did_you_mean(source, ["packaged", "selfplay", *map(str, Path(source).parent.glob("*.*"))])
@@ -73,11 +65,7 @@ def require_source(source: str, key: str = "prompts.source") -> None:
 
 
 def require_run_dir(run_dir: str) -> None:
-    """Refuses a run folder that is, or lies in, a file.
-
-    Raises:
-        ConfigError: names the file in the way.
-    """
+    """Refuses, with a ConfigError, a run folder that is, or lies in, a file."""
     path = Path(run_dir)
     for part in (path, *path.parents):
         if part.exists() and not part.is_dir():

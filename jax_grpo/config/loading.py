@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import pydantic
 import yaml
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -75,11 +74,7 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
 
 
 def _read(path: str) -> tuple[dict, dict[str, int]]:
-    """Values, and the 1-based line of each dotted key.
-
-    Raises:
-        ConfigError: missing file, invalid YAML, duplicate key, or not a mapping.
-    """
+    """Values, and the 1-based line of each dotted key; a ConfigError where there is no file, or no YAML mapping of single keys."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -89,7 +84,7 @@ def _read(path: str) -> tuple[dict, dict[str, int]]:
         raise ConfigError(f"{path}: cannot read the config ({error})") from error
     lines: dict[str, int] = {}
 
-    def visit(node: yaml.Node, prefix: str) -> None:
+    def visit(node: yaml.Node | None, prefix: str) -> None:
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 lines[f"{prefix}{index}"] = item.start_mark.line + 1
@@ -104,9 +99,7 @@ def _read(path: str) -> tuple[dict, dict[str, int]]:
                 visit(value, f"{name}.")
 
     try:
-        root = yaml.compose(text, Loader=_Loader)
-        if root is not None:
-            visit(root, "")
+        visit(yaml.compose(text, Loader=_Loader), "")
         values = yaml.load(text, Loader=_Loader)
     except ConfigError:
         raise
@@ -121,9 +114,9 @@ def _read(path: str) -> tuple[dict, dict[str, int]]:
     return values, lines
 
 
-def _pairs(overrides: Sequence[str]) -> list[tuple[str, Any]]:
+def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of `--a.b 1` and `--a.b=1`; values are YAML."""
-    pairs, rest = [], list(overrides)
+    rest = list(overrides)
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--"):
@@ -134,10 +127,9 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, Any]]:
                 raise ConfigError(f"command line: --{key} has no value")
             text = rest.pop(0)
         try:
-            pairs.append((key, yaml.load(text, Loader=_Loader)))
+            yield key, yaml.load(text, Loader=_Loader)
         except _UNREADABLE as error:
             raise ConfigError(f"command line: --{key}: {text!r} is not a YAML value") from error
-    return pairs
 
 
 def _override(values: dict, key: str, value: Any) -> None:
@@ -158,11 +150,12 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     key = re.sub(r"\.\d+(?=\.)", "", key)  # an item of a list is known by the list's name
     if hint := did_you_mean(key, known):
         return hint
-    last = {name.rsplit(".", 1)[-1]: name for name in known}
-    close = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.6)
-    section = key.rpartition(".")[0]
+    section, _, own = key.rpartition(".")
+    last = {name.rpartition(".")[2]: name for name in known}
+    if close := difflib.get_close_matches(own, last, n=1, cutoff=0.6):
+        return f" Did you mean {last[close[0]]}?"
     siblings = [name for name in known if name.rpartition(".")[0] == (section if section in known else "")]
-    return f" Did you mean {last[close[0]]}?" if close else f" Known here: {', '.join(siblings)}."
+    return f" Known here: {', '.join(siblings)}."
 
 
 _EXPECTED = {
@@ -205,14 +198,10 @@ def _origin(keys: Sequence[str], path: str, lines: dict[str, int], overridden: S
     """Where to look: the command line if one of `keys` was set there, else the first line that sets one or its section."""
     names = [name for key in keys for name in _with_sections(key)]
     created = {name for key in overridden for name in _with_sections(key)} - set(lines)
-    if any(name in overridden for name in names):  # an overridden section replaced the file's lines
+    where = next((name for name in names if name in created or name in lines), None)
+    if where in created or any(name in overridden for name in names):  # an overridden section replaced the file's lines
         return "command line"
-    for name in names:
-        if name in created:
-            return "command line"
-        if name in lines:
-            return f"{path}:{lines[name]}"
-    return path
+    return path if where is None else f"{path}:{lines[where]}"
 
 
 def _with_sections(key: str) -> list[str]:
@@ -221,27 +210,21 @@ def _with_sections(key: str) -> list[str]:
 
 
 def load_yaml(model: type[Model], path: str, overrides: Sequence[str] = ()) -> Model:
-    """A checked `model` from a YAML file and dotted overrides.
-
-    Raises:
-        ConfigError: see the class; lists every problem, one a line.
-    """
+    """A checked `model` from a YAML file and dotted overrides; a ConfigError lists every problem, one a line."""
     values, lines = _read(path)
     fields = dict(settings(model))
-    known = list(fields)
-    pairs = _pairs(overrides)
-    for key, value in pairs:
+    known, overridden = list(fields), []
+    for key, value in list(_pairs(overrides)):
         section = key.rpartition(".")[0]
         if key not in fields and not (section in fields and _takes_any_key(fields[section])):
             raise ConfigError(f"command line: unknown key {key}.{_nearest(key, known)}")
         _override(values, key, value)
+        overridden.append(key)
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
-        messages = []
-        for problem in error.errors():
-            keys, sentence = _describe(problem, known)
-            messages.append(f"{_origin(keys, path, lines, [key for key, _ in pairs])}: {sentence}")
+        described = [_describe(problem, known) for problem in error.errors()]
+        messages = [f"{_origin(keys, path, lines, overridden)}: {sentence}" for keys, sentence in described]
         raise ConfigError("\n".join(dict.fromkeys(messages))) from error
 
 
@@ -280,19 +263,12 @@ def _kind(annotation: Any) -> str:
     return {dict: "mapping", list: "list"}.get(origin) or _WORDS.get(annotation, "section")
 
 
-def _default(value: Any) -> str:
-    """` = ...` in YAML's words; nothing for a section."""
-    if value is PydanticUndefined:
-        return " (required)"
-    return "" if isinstance(value, pydantic.BaseModel) else f" = {show(value, str)}"
-
-
 def reference(model: type[pydantic.BaseModel]) -> str:
-    """Every setting with its kind, default and documentation, one or two lines each."""
+    """Every setting with its kind, its default in YAML's words (a section has none) and documentation, one or two lines each."""
     lines = []
     for name, field in settings(model):
-        inner = _models(field.annotation)
-        notes = [" ".join((text or "").split()) for text in (field.description, *(part.__doc__ for part in inner))]
-        lines.append(f"  {name}: {_kind(field.annotation)}{_default(field.default)}")
-        lines += [f"      {note}" for note in notes if note]
+        default = "" if isinstance(field.default, pydantic.BaseModel) else f" = {show(field.default, str)}"
+        lines.append(f"  {name}: {_kind(field.annotation)}{' (required)' if field.is_required() else default}")
+        texts = (field.description, *(inner.__doc__ for inner in _models(field.annotation)))
+        lines += [f"      {' '.join(text.split())}" for text in texts if text]
     return "\n".join(lines)

@@ -1,38 +1,38 @@
 """Weights for other software: `python -m jax_grpo.export --weights RUN --format hf --out DIR`.
 
 The folder loads with `transformers.AutoModelForCausalLM` and `AutoTokenizer`: the same logits, the same ids. What was written is
-read back and compared bit for bit. Knows files only; nothing is computed.
+read back and compared bit for bit. Its README.md, the card, says how the model is used, how it was trained and from what.
 """
 
 import argparse
+import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import chess
 import jax.numpy as jnp
 
-from jax_grpo.config.files import weights_directory
+from jax_grpo.config.files import RUN_WEIGHTS, weights_directory
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.tables import read_report
-from jax_grpo.export.card import model_card
 from jax_grpo.export.tokenizer import save_for_transformers
 from jax_grpo.model.named import describe_model, load_named
 from jax_grpo.model.weights import WeightsError, load_hf, save_hf
+from jax_grpo.positions.rookworld import policy_prompt
 from jax_grpo.run.checkpoints import content_hash
-from jax_grpo.run.files import CheckpointError
+from jax_grpo.run.files import CheckpointError, is_checkpoint
+from jax_grpo.run.folder import read_record
+
+CARD = Path(__file__).parents[1] / "assets" / "card.md"
 
 
 def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[Path]:
-    """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md.
+    """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md; returns them.
 
-    Args:
-        weights: see `loading`.
-        out: made; must be empty or not there, or an earlier export.
-        evaluation: folder of an evaluation of these weights, for the card.
-
-    Returns:
-        The files written.
+    `weights` is a name of `model.named`; `out` is made, or replaced where it is an earlier export; `evaluation` is the folder of an
+    evaluation of these weights, for the card.
 
     Raises:
         WeightsError: `out` has other files, or what was read back differs.
@@ -58,15 +58,55 @@ def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[P
             raise WeightsError(f"{out}: the weights read back differ from those written; is the disk sound?")
         if out.exists():
             if others := sorted({path.name for path in out.iterdir()} - {path.name for path in folder.iterdir()}):
-                raise WeightsError(
-                    f"--out {out} has other files in it ({others[0]}); give a new folder, or an earlier export"
-                )
+                reason = f"other files in it ({others[0]}); give a new folder, or an earlier export"
+                raise WeightsError(f"--out {out} has {reason}")
             shutil.rmtree(out)
         folder.rename(out)
     return sorted(out.iterdir())
 
 
-FORMATS = {"hf": export_hf}
+def model_card(model: dict[str, Any], source: Path, folder: Path, evaluation: Path | None) -> str:
+    """The card of a model (see `describe_model`) that is exported from the folder `source` to `folder`."""
+    file = source / "provenance.json"
+    provenance = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return (
+        CARD.read_text(encoding="utf-8")
+        .rstrip()
+        .format(
+            **model,
+            licence="license: mit\n" if str(provenance.get("licence", "")).startswith("MIT") else "",
+            folder=folder.name,
+            prompt=policy_prompt(chess.STARTING_FEN, "B:"),
+            whole_row=policy_prompt("<FEN>", "M:"),
+            one_move=policy_prompt("<FEN>", "B:"),
+            evaluation=_evaluation(evaluation),
+            training=_training(source, provenance),
+        )
+    )
+
+
+def _evaluation(folder: Path | None) -> str:
+    if folder is None:
+        return "None was given. `python -m jax_grpo.evaluate` makes one.\n"
+    _, body = (folder / "evaluation.md").read_text(encoding="utf-8").split("\n", 1)  # the card has its own title
+    return body.replace("\n## ", "\n### ").strip() + "\n"
+
+
+def _training(source: Path, provenance: dict[str, Any]) -> str:
+    """The run that made the weights, where they still lie in its folder, and where they say that they come from."""
+    text = ""
+    run = source.parent.parent if is_checkpoint(source) else source.parent
+    if (is_checkpoint(source) or source.name == RUN_WEIGHTS) and (run / "config.yaml").is_file():
+        if starts := read_record(run)["starts"]:
+            last = starts[-1]
+            commit = (last.get("git") or {}).get("commit", "unknown")
+            packages = ", ".join(f"{name} {version}" for name, version in last["packages"].items() if version)
+            text += f"- command: `{last['command']}`\n- commit: {commit}\n- packages: {packages}\n"
+            text += f"- devices: {', '.join(last['hardware']['devices'])}; started {last['time']}\n"
+        text += f"\n```yaml\n{(run / 'config.yaml').read_text(encoding='utf-8').rstrip()}\n```\n"
+    if provenance:
+        text += f"\nProvenance:\n\n```json\n{json.dumps(provenance, indent=1)}\n```\n"
+    return text or "Unknown: the weights' folder has no provenance.json and lies in no run's folder.\n"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -74,11 +114,11 @@ def main(argv: list[str] | None = None) -> None:
     option = parser.add_argument
     option("--weights", required=True, metavar="RUN", help="a run folder, a checkpoint, packaged:rook-small")
     option("--out", required=True, type=Path, metavar="DIR", help="folder to make")
-    option("--format", choices=FORMATS, default="hf", help="hf: safetensors that transformers loads")
+    option("--format", choices=["hf"], default="hf", help="hf: safetensors that transformers loads")
     option("--evaluation", type=Path, metavar="DIR", help="an evaluation of these weights, for the model card")
-    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
     try:
-        files = FORMATS[arguments.format](arguments.weights, arguments.out, arguments.evaluation)
+        files = export_hf(arguments.weights, arguments.out, arguments.evaluation)
     except (CheckpointError, OSError, ValueError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     print("saved:", ", ".join(map(str, files)))

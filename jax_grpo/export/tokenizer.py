@@ -48,11 +48,10 @@ def _normaliser() -> normalizers.Normalizer:
 
 def _decoder() -> decoders.Decoder:
     """Bytes to text, a slash after every eighth square of a run, runs of empty squares to digits, squares to pieces."""
-    rules = [decoders.ByteFallback(), decoders.Fuse()]
-    rules += [decoders.Replace(Regex(rf"{_SQUARES}{{8}}\K(?={_SQUARES})"), "/")]
-    rules += [decoders.Replace(_EMPTY * n, str(n)) for n in range(8, 0, -1)]  # a longer run is not two shorter ones
-    rules += [decoders.Replace(_SQUARE[piece], piece) for piece in _PIECES]
-    return decoders.Sequence(rules)
+    slash = decoders.Replace(Regex(rf"{_SQUARES}{{8}}\K(?={_SQUARES})"), "/")
+    digits = [decoders.Replace(_EMPTY * n, str(n)) for n in range(8, 0, -1)]  # a longer run is not two shorter ones
+    pieces = [decoders.Replace(_SQUARE[piece], piece) for piece in _PIECES]
+    return decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), slash, *digits, *pieces])
 
 
 def chess_backend() -> tokenizers.Tokenizer:
@@ -60,21 +59,14 @@ def chess_backend() -> tokenizers.Tokenizer:
     names = [chr(byte) if byte < 128 else f"<0x{byte:02X}>" for byte in range(256)]
     vocab = {END_OF_TEXT: 0} | {name: 1 + byte for byte, name in enumerate(names)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    backend.normalizer = _normaliser()
-    backend.decoder = _decoder()
+    backend.normalizer, backend.decoder = _normaliser(), _decoder()
     texts = [_SQUARE[PIECE_OF_SQUARE[text]] if text in PIECE_OF_SQUARE else text for text in chess_vocabulary()]
     backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in texts])
     return backend
 
 
 def save_for_transformers(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json beside what `Tokenizer.save` writes.
-
-    Args:
-        tokenizer: either vocabulary.
-        folder: exists.
-        positions: the model's; `model_max_length`.
-    """
+    """Writes tokenizer.json and tokenizer_config.json of a model of so many positions beside what `Tokenizer.save` writes."""
     tokenizer.save(folder)
     if tokenizer.name == "chess":
         chess_backend().save(str(folder / "tokenizer.json"))

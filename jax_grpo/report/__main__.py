@@ -6,7 +6,6 @@ Texts of a run are data to it, never markup. Reading runs is `report.page`'s; th
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,16 +17,12 @@ ASSETS = Path(__file__).parents[1] / "assets" / "report"
 
 
 def render(folders: Sequence[str | Path]) -> str:
-    """The page of these runs.
-
-    Raises:
-        ReportError, RecordsError: a folder is missing or broken, or one of its files; names it.
-    """
+    """The page of these runs. Raises ReportError, RecordsError: a folder is missing or broken, or one of its files; names it."""
     runs = [read_run(folder) for folder in folders]
     for run in runs:  # two runs of one name (seed0/quickstart, seed1/quickstart) are told apart by their paths
         if sum(run["name"] == other["name"] for other in runs) > 1:
             run["label"] = run["path"]
-    parts = {
+    texts = {
         "{{title}}": "jax_grpo report",
         "{{style}}": (ASSETS / "report.css").read_text(encoding="utf-8"),
         "{{script}}": (ASSETS / "report.js").read_text(encoding="utf-8"),
@@ -35,7 +30,7 @@ def render(folders: Sequence[str | Path]) -> str:
         "{{data}}": script_json({"runs": runs}),
     }
     page = (ASSETS / "page.html").read_text(encoding="utf-8")
-    for mark, text in parts.items():  # the data last: a completion that spells a mark stays as it is
+    for mark, text in texts.items():  # the data last: a completion that spells a mark stays as it is
         page = page.replace(mark, text, 1)
     return page
 
@@ -50,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.report", description="One self-contained page of runs.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run_dir of a training run")
     parser.add_argument("--out", default="report.html", metavar="FILE", help="the page to write (default: report.html)")
-    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
     try:
         page = render(arguments.runs)
         Path(arguments.out).write_text(page, encoding="utf-8")

@@ -12,12 +12,8 @@ import chess.svg
 MODEL, ILLEGAL, ENGINE = "#2563eb", "#dc2626", "#16a34a"
 LIGHT, DARK = "#f0e4d0", "#b9a284"
 COLORS = {
-    "square light": LIGHT,
-    "square dark": DARK,
-    "margin": "#00000000",
-    "coord": "#8a8178",
-    "inner border": "#00000000",
-    "outer border": "#00000000",
+    **{"square light": LIGHT, "square dark": DARK, "coord": "#8a8178"},
+    **dict.fromkeys(["margin", "inner border", "outer border"], "#00000000"),
 }
 GLYPHS = dict(zip("KQRBNPkqrbnp", "♚♛♜♝♞♟♚♛♜♝♞♟", strict=True))
 _PIECES = "".join(chess.svg.PIECES.values())
@@ -41,15 +37,9 @@ def _legal(board: chess.Board, uci: str | None) -> bool:
 
 
 def board_svg(fen: str, model: str | None, engine: str | None) -> dict | None:
-    """The board from the side to move; None where the text is no position.
+    """`svg`, a board of the six-field FEN from the side to move, and `label`, the same in words; None where it is no position.
 
-    Args:
-        fen: six-field FEN.
-        model: UCI move, drawn in blue, or red where illegal; None or unreadable: no arrow.
-        engine: the engine's first move, in green.
-
-    Returns:
-        `svg`, and `label`: the same in words.
+    The model's UCI move is drawn in blue, or red where illegal, the engine's first in green; None or unreadable: no arrow.
     """
     try:
         board = chess.Board(fen)
@@ -68,14 +58,10 @@ def board_svg(fen: str, model: str | None, engine: str | None) -> dict | None:
 
 
 def draw_board(axis, board: chess.Board, model: str, engine: str, seen_from: chess.Color | None = None) -> None:
-    """A position: the model's move in blue (red if illegal), the engine's in green, both in the title.
+    """A position on matplotlib's axis: the model's move in blue (red if illegal), the engine's in green, both in the title.
 
-    Args:
-        axis: matplotlib's, without ticks.
-        board: position.
-        model: UCI move, or any text: no arrow then.
-        engine: likewise; empty: the title speaks of the model alone.
-        seen_from: the side below; None: the side to move.
+    Moves are UCI, or any text, which has no arrow; with an empty one of the engine's the title speaks of the model alone.
+    `seen_from` is the side below; None: the side to move.
     """
     from matplotlib.patches import FancyArrowPatch, Rectangle  # slow to import, and the report draws without it
     from matplotlib.patheffects import withStroke
@@ -91,8 +77,7 @@ def draw_board(axis, board: chess.Board, model: str, engine: str, seen_from: che
         x, y = centre(square)
         color = LIGHT if chess.BB_LIGHT_SQUARES & chess.BB_SQUARES[square] else DARK
         axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=color, linewidth=0))
-        piece = board.piece_at(square)
-        if piece is not None:
+        if (piece := board.piece_at(square)) is not None:
             # solid glyphs for both colours: the hollow white ones vanish on light squares
             style = {"color": "#ffffff" if piece.color else "#1c1917", "fontsize": 21, "fontfamily": "DejaVu Sans"}
             effects = [withStroke(linewidth=1.0, foreground="#1c1917")]

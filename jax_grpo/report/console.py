@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from rich.console import Console as RichConsole
 from rich.text import Text
@@ -12,19 +11,19 @@ from jax_grpo.config import Config
 from jax_grpo.system.progress import progress_bar
 
 EVALUATED = ("legal", "best_move", "exact_fen", "reward")  # components shown of an evaluation
-# (heading, metric, format); a missing metric shows as a dash
+# heading, metric, width and format of a number; a missing metric shows as a dash
 COLUMNS = (
-    ("it", "iteration", "{:>5.0f}"),
-    ("reward", "reward/mean", "{:>7.3f}"),
-    ("legal", "legal_move_rate", "{:>6.1%}"),
-    ("KL", "kl/mean", "{:>7.4f}"),
-    ("beta", "beta", "{:>7.4f}"),
-    ("entropy", "entropy", "{:>7.3f}"),
-    ("clip", "clip_fraction/high", "{:>6.1%}"),
-    ("|grad|", "grad_norm", "{:>7.3f}"),
-    ("no sig.", "groups_without_signal", "{:>7.0f}"),
-    ("tok/s", "tokens_per_second", "{:>7.0f}"),
-    ("s/it", "time/iteration", "{:>6.2f}"),
+    ("it", "iteration", 5, ".0f"),
+    ("reward", "reward/mean", 7, ".3f"),
+    ("legal", "legal_move_rate", 6, ".1%"),
+    ("KL", "kl/mean", 7, ".4f"),
+    ("beta", "beta", 7, ".4f"),
+    ("entropy", "entropy", 7, ".3f"),
+    ("clip", "clip_fraction/high", 6, ".1%"),
+    ("|grad|", "grad_norm", 7, ".3f"),
+    ("no sig.", "groups_without_signal", 7, ".0f"),
+    ("tok/s", "tokens_per_second", 7, ".0f"),
+    ("s/it", "time/iteration", 6, ".2f"),
 )
 HEADER_EVERY = 20
 
@@ -33,19 +32,17 @@ class Console:
     """Use as a context manager around the loop. On a terminal the bar stays at the bottom; elsewhere only lines appear."""
 
     def __init__(self, config: Config, first_iteration: int = 0):
-        # A pipe or a file gets full-width lines: 80 columns would wrap the table.
-        width = None if sys.stdout.isatty() else 140
+        width = None if sys.stdout.isatty() else 140  # a pipe's or a file's 80 columns would wrap the table
         self._rich = RichConsole(highlight=False, width=width)
         self._progress = progress_bar(self._rich, shown=config.logging.progress)
         self._bar = self._progress.add_task("training", total=config.iterations, completed=first_iteration)
-        self._rows = 0
-        self._started = time.time()
+        self._rows, self._started = 0, time.time()
 
     def __enter__(self) -> "Console":
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
     def note(self, text: str) -> None:
@@ -56,13 +53,12 @@ class Console:
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
         """One table row; the heading comes again every `HEADER_EVERY` rows."""
-        names, cells = [], []
-        for name, metric, form in COLUMNS:
-            width = len(form.format(0))
-            names.append(name.rjust(width))
-            cells.append(form.format(metrics[metric]) if metric in metrics else "-".rjust(width))
+        cells = [
+            (format(metrics[metric], form) if metric in metrics else "-").rjust(width)
+            for _, metric, width, form in COLUMNS
+        ]
         if self._rows % HEADER_EVERY == 0:
-            self._rich.print(Text(" ".join(names), style="bold"))
+            self._rich.print(Text(" ".join(heading.rjust(width) for heading, _, width, _ in COLUMNS), style="bold"))
         self._rows += 1
         self._rich.print(Text(" ".join(cells)))
         self._progress.advance(self._bar)
@@ -72,13 +68,9 @@ class Console:
         modes = []
         for mode in ("greedy", "sampled"):
             prefix = f"eval/{mode}/"
-            scores = [
-                f"{name.removeprefix(prefix)} {value:.3f}"
-                for component in EVALUATED
-                for name, value in metrics.items()
-                if name.startswith(prefix) and name.rpartition("/")[2] == component
-            ]
-            modes.append(f"{mode}: {', '.join(scores)}")
+            scores = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+            shown = [name for component in EVALUATED for name in scores if name.rpartition("/")[2] == component]
+            modes.append(f"{mode}: " + ", ".join(f"{name} {scores[name]:.3f}" for name in shown))
         elapsed = f"({time.time() - self._started:.0f} s)"
         self._rich.print(Text(f"held-out, iteration {iteration} {elapsed}  {'   '.join(modes)}", style="cyan"))
 

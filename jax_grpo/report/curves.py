@@ -26,12 +26,12 @@ PANELS = (
 
 def save_all(run_dir: Path, answers: Sequence[tuple[Prompt, str]]) -> list[Path]:
     """`curves.png`, and `boards.png` where there are answers to prompts of labelled positions."""
-    curves(read_records(run_dir / "metrics.jsonl"), run_dir / "curves.png")
-    if not answers:
-        return [run_dir / "curves.png"]
-    shown = answers[:BOARDS]
-    boards([prompt for prompt, _ in shown], [text.split()[-1:] for _, text in shown], run_dir / "boards.png")
-    return [run_dir / "curves.png", run_dir / "boards.png"]
+    files = [run_dir / "curves.png", run_dir / "boards.png"][: 2 if answers else 1]
+    curves(read_records(run_dir / "metrics.jsonl"), files[0])
+    if answers:
+        prompts, texts = zip(*answers[:BOARDS], strict=True)
+        boards(prompts, [text.split()[-1:] for text in texts], files[1])
+    return files
 
 
 def curves(records: Sequence[dict], path: Path) -> None:

@@ -1,8 +1,8 @@
 """Whether a run can learn at all: sicknesses seen in its metrics, each named once, in one line, with the setting to change.
 
-A check is a pure function of (training records so far, config, reward weights); `diagnose` runs them all, `HealthLog` feeds it
-iteration by iteration. Too long prompts and rewards that are not numbers need no check: they stop the run (`rollout`,
-`tasks.base`). Knows nothing of models, tasks or how the numbers were made.
+A check is a pure function of what a `Run` shows; `diagnose` runs them all, `HealthLog` feeds it iteration by iteration. Too long
+prompts and rewards that are not numbers need no check: they stop the run (`rollout`, `tasks.base`). Knows nothing of models, tasks
+or how the numbers were made.
 """
 
 import json
@@ -43,13 +43,6 @@ class Finding(NamedTuple):
         return {(self.check, subject) for subject in self.subjects or ("",)}
 
 
-class Sickness(NamedTuple):
-    """What a check returns when it finds something; see `Finding`."""
-
-    line: str
-    subjects: tuple[str, ...] = ()
-
-
 class Run(NamedTuple):
     """What a check may look at: training records, oldest first (at least one), and what they were made with."""
 
@@ -65,12 +58,27 @@ class Run(NamedTuple):
         """A metric of the last iteration; missing or null is NaN."""
         return number(self.history[-1], name)
 
+    def span(self) -> float:
+        """From the least reward to the most that the weights allow: components are in [0, 1]."""
+        return sum(map(abs, self.weights.values()))
+
     def solved(self) -> bool:
-        """Whether the mean reward of the window is near the most that the weights allow (components are in [0, 1])."""
+        """Whether the mean reward of the window is near the most that the weights allow."""
         rewards = self.last("reward/mean", min(WINDOW, len(self.history)))
         attainable = sum(max(weight, 0) for weight in self.weights.values())
-        span = sum(abs(weight) for weight in self.weights.values())
+        span = self.span()
         return span > 0 and sum(rewards) / len(rewards) >= attainable - (1 - SOLVED) * span
+
+    def shares_without_signal(self) -> list[float]:
+        """Shares of an iteration's groups whose completions all earn the same, over the window."""
+        return [groups / self.config.prompts.per_iteration for groups in self.last("groups_without_signal")]
+
+
+class Sickness(NamedTuple):
+    """What a check returns when it finds something; see `Finding`."""
+
+    line: str
+    subjects: tuple[str, ...] = ()
 
 
 def number(record: Mapping, name: str) -> float:
@@ -87,15 +95,9 @@ def _nearly_all(shares: Sequence[float]) -> bool:
     return _all(shares, lambda share: share >= MOST)
 
 
-def _flat_shares(run: Run) -> list[float]:
-    """Shares of an iteration's groups whose completions all earn the same."""
-    return [flat / run.config.prompts.per_iteration for flat in run.last("groups_without_signal")]
-
-
 def wrong_ratio(run: Run) -> Sickness | None:
     """The first optimiser step on an iteration's completions must see ratio 1: they came from these parameters."""
-    deviation = run.now("ratio/first_deviation")
-    tolerance = RATIO_TOLERANCE[run.config.model.compute_dtype]
+    deviation, tolerance = run.now("ratio/first_deviation"), RATIO_TOLERANCE[run.config.model.compute_dtype]
     if deviation > tolerance:
         return Sickness(
             f"the ratio of the first step on fresh completions is off 1 by {deviation:.2g} on average (rounding: below "
@@ -106,8 +108,7 @@ def wrong_ratio(run: Run) -> Sickness | None:
 
 def sampling_mismatch(run: Run) -> Sickness | None:
     """Sampling and training log-probabilities of the same tokens must agree."""
-    mismatch = run.now("logp_mismatch/mean")
-    if mismatch > MISMATCH:
+    if (mismatch := run.now("logp_mismatch/mean")) > MISMATCH:
         return Sickness(
             f"log-probabilities of sampling and training differ by {mismatch:.2g} nats a token: the completions are of "
             "other weights, or rounded too much; set model.compute_dtype: float32, or objective.mismatch_cap: 2",
@@ -120,28 +121,27 @@ def no_learning_rate(run: Run) -> Sickness | None:
     steps = run.config.iterations * update.epochs * update.minibatches
     if update.warmup_steps < step < 0.9 * steps and rate <= VANISHED * update.learning_rate:
         return Sickness(
-            f"the learning rate is {rate:.2g} at optimiser step {step:.0f} of {steps}: the "
-            f"schedule is over; set update.total_steps (now {update.total_steps}) to null or at least {steps}, or "
+            f"the learning rate is {rate:.2g} at optimiser step {step:.0f} of {steps}: the schedule is over; set "
+            f"update.total_steps (now {update.total_steps}) to null or at least {steps}, or "
             "update.final_learning_rate_fraction above 0",
         )
 
 
 def cut_at_the_cap(run: Run) -> Sickness | None:
     """Nearly all completions end at the cap and so all earn the same, or are all masked out of the loss."""
-    cut, masked = run.last("truncated_fraction"), run.config.objective.mask_truncated
-    same = masked or _nearly_all(_flat_shares(run))
-    if _nearly_all(cut) and same and (masked or not run.solved()):
+    shares, masked = run.last("truncated_fraction"), run.config.objective.mask_truncated
+    alike = _nearly_all(run.shares_without_signal()) and not run.solved()
+    if _nearly_all(shares) and (masked or alike):
         effect = "objective.mask_truncated leaves them out" if masked else "their rewards are all alike"
         return Sickness(
-            f"{cut[-1]:.0%} of completions are cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens} and "
+            f"{shares[-1]:.0%} of completions are cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens} and "
             f"{effect} (mean reward {run.now('reward/mean'):.3g}); raise rollout.max_new_tokens",
         )
 
 
 def empty_steps(run: Run) -> Sickness | None:
     """An optimiser step had no token to train on, because all of its completions were cut."""
-    skipped = run.now("empty_steps")
-    if skipped > 0:
+    if (skipped := run.now("empty_steps")) > 0:
         return Sickness(
             f"{skipped:.0f} optimiser steps so far had no token to train on and were skipped: objective.mask_truncated left out "
             f"every completion, cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens}; raise it, or lower "
@@ -162,12 +162,12 @@ def identical_completions(run: Run) -> Sickness | None:
 
 def no_signal(run: Run) -> Sickness | None:
     """In nearly all groups every completion earns the same."""
-    shares = _flat_shares(run)
+    shares = run.shares_without_signal()
     if _nearly_all(shares) and not run.solved():
         return Sickness(
-            f"{shares[-1]:.0%} of groups have equal rewards (mean {run.now('reward/mean'):.3g}): no advantage, no "
-            "gradient; raise rollout.group_size or rollout.temperature, take easier prompts (prompts.source) or give "
-            "partial credit (task.rewards)",
+            f"{shares[-1]:.0%} of groups have equal rewards (mean {run.now('reward/mean'):.3g}): no advantage, no gradient; "
+            "raise rollout.group_size or rollout.temperature, take easier prompts (prompts.source) or give partial credit "
+            "(task.rewards)",
         )
 
 
@@ -190,10 +190,9 @@ def constant_component(run: Run) -> Sickness | None:
 
 def runaway_kl(run: Run) -> Sickness | None:
     """KL beyond twice its target where one is in force, else a policy that has left its reference altogether."""
-    kl = run.config.kl
+    kl, values = run.config.kl, run.last("kl/mean", LONG_WINDOW)
     held = kl.adaptive or kl.guardrail == "end_epoch"
     limit = 2 * kl.target if held else FAR_FROM_REFERENCE
-    values = run.last("kl/mean", LONG_WINDOW)
     if kl.beta > 0 and _all(values, lambda value: value > limit):
         said = f"twice kl.target {kl.target:g}" if held else f"{limit:g}, with no target in force"
         remedy = "raise kl.beta_max or kl.target" if kl.adaptive else "raise kl.beta"
@@ -205,13 +204,12 @@ def runaway_kl(run: Run) -> Sickness | None:
 
 def entropy_collapse(run: Run) -> Sickness | None:
     """The policy has become nearly deterministic before it has learnt the task."""
-    start = max((number(record, "entropy") for record in run.history[:WINDOW]), default=math.nan)
-    now = run.last("entropy")
+    start, now = max(number(record, "entropy") for record in run.history[:WINDOW]), run.last("entropy")
     if _all(now, lambda entropy: entropy < COLLAPSED * start) and not run.solved():
         return Sickness(
-            f"entropy fell from {start:.3g} to {now[-1]:.3g} nats a token while the reward is "
-            f"{run.now('reward/mean'):.3g}: the policy has stopped exploring; lower update.learning_rate, raise "
-            "kl.beta, or set objective.entropy_coefficient: 0.01",
+            f"entropy fell from {start:.3g} to {now[-1]:.3g} nats a token while the reward is {run.now('reward/mean'):.3g}: "
+            "the policy has stopped exploring; lower update.learning_rate, raise kl.beta, or set "
+            "objective.entropy_coefficient: 0.01",
         )
 
 
@@ -219,8 +217,7 @@ def falling_reward(run: Run) -> Sickness | None:
     """The policy has become much worse than it was, by the spread of its first rewards and by what the weights span."""
     start, now = number(run.history[0], "reward/mean"), run.last("reward/mean")
     spread = max(number(record, "reward/std") for record in run.history[:WINDOW])
-    span = sum(abs(weight) for weight in run.weights.values())
-    least = max(FALL_IN_DEVIATIONS * spread, FALL_IN_SPAN * span)
+    least = max(FALL_IN_DEVIATIONS * spread, FALL_IN_SPAN * run.span())
     if len(run.history) > WINDOW and sum(now) / len(now) < start - least:
         return Sickness(
             f"the mean reward fell from {start:.3g} to {now[-1]:.3g}: training destroys the policy; lower "
@@ -240,54 +237,44 @@ def mostly_clipped(run: Run) -> Sickness | None:
 
 
 # Causes before symptoms: a finding silences those listed with it, so that a sick run gets one line and not five.
-CHECKS: dict[str, tuple[Callable[[Run], Sickness | None], tuple[str, ...]]] = {
-    "wrong_ratio": (wrong_ratio, ("mostly_clipped", "sampling_mismatch")),
-    "sampling_mismatch": (sampling_mismatch, ()),
-    "no_learning_rate": (no_learning_rate, ()),
-    "cut_at_the_cap": (cut_at_the_cap, ("empty_steps", "identical_completions", "no_signal", "constant_component")),
-    "empty_steps": (empty_steps, ()),
-    "mostly_clipped": (mostly_clipped, ("entropy_collapse", "falling_reward")),
-    "runaway_kl": (runaway_kl, ("entropy_collapse", "falling_reward")),
-    "entropy_collapse": (
-        entropy_collapse,
-        ("falling_reward", "identical_completions", "no_signal", "constant_component"),
-    ),
-    "falling_reward": (falling_reward, ("constant_component",)),
-    "identical_completions": (identical_completions, ("no_signal", "constant_component")),
-    "no_signal": (no_signal, ("constant_component",)),
-    "constant_component": (constant_component, ()),
+_SYMPTOMS: dict[Callable[[Run], Sickness | None], tuple[Callable[[Run], Sickness | None], ...]] = {
+    wrong_ratio: (mostly_clipped, sampling_mismatch),
+    sampling_mismatch: (),
+    no_learning_rate: (),
+    cut_at_the_cap: (empty_steps, identical_completions, no_signal, constant_component),
+    empty_steps: (),
+    mostly_clipped: (entropy_collapse, falling_reward),
+    runaway_kl: (entropy_collapse, falling_reward),
+    entropy_collapse: (falling_reward, identical_completions, no_signal, constant_component),
+    falling_reward: (constant_component,),
+    identical_completions: (no_signal, constant_component),
+    no_signal: (constant_component,),
+    constant_component: (),
 }
+CHECKS = {check.__name__: check for check in _SYMPTOMS}
 
 
 def diagnose(history: Sequence[Mapping], config: Config, weights: Mapping[str, float]) -> list[Finding]:
-    """What is wrong at the last of these training records, causes first, without the symptoms they explain.
-
-    `history` has the records of `metrics.jsonl` with a loss, oldest first; `weights` is `Task.component_weights`.
-    """
-    run = Run(history, config, weights)
-    findings, silenced = [], set()
-    for name, (check, symptoms) in CHECKS.items():
-        if history and name not in silenced and (sickness := check(run)):
+    """What is wrong at the last of these records with a loss, causes first, without their symptoms; for `weights` see `Task`."""
+    run, findings, silenced = Run(history, config, weights), [], set()
+    for name, check in CHECKS.items() if history else ():
+        if check not in silenced and (sickness := check(run)):
             findings.append(Finding(name, sickness.subjects, int(history[-1]["iteration"]), sickness.line))
-            silenced |= set(symptoms)
+            silenced |= set(_SYMPTOMS[check])
     return findings
 
 
 class HealthLog:
-    """Names each finding of a run once, on the console and in `health.jsonl`.
+    """Names each finding of a run once, by `say` and in `health.jsonl`.
 
-    The findings are a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself. `config` and
-    `weights` are those of `diagnose`; `say` shows one line.
+    The findings are a function of the records: a resumed run reads its `metrics.jsonl` and does not repeat itself.
     """
 
     def __init__(self, run_dir: Path, config: Config, weights: Mapping[str, float], say: Callable[[str], None]):
         self._path, self._config, self._say = run_dir / "health.jsonl", config, say
-        # In a mixture a component adds to the mean reward by its task's share.
-        mixture = config.task.mixture
-        self._weights = {
-            name: weight * (mixture.share(name.partition("/")[0]) if mixture else 1.0)
-            for name, weight in weights.items()
-        }
+        mixture = config.task.mixture  # in which a component adds to the mean reward by its task's share
+        shares = {name: mixture.share(name.partition("/")[0]) if mixture else 1.0 for name in weights}
+        self._weights = {name: weight * shares[name] for name, weight in weights.items()}
         self._history: list[Mapping] = []
         self._findings: list[Finding] = []
         for record in read_records(run_dir / "metrics.jsonl", missing_ok=True):

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import numpy as np
@@ -21,13 +20,12 @@ import numpy as np
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.report.records import read_records
 
+HISTOGRAM_BINS = 10
+TENSORBOARD_BUCKETS = 30
+
 
 class MetricsError(RuntimeError):
     """The metrics file cannot be written or continued; the message names it and what to do."""
-
-
-HISTOGRAM_BINS = 10
-TENSORBOARD_BUCKETS = 30
 
 
 def histogram(values_B: np.ndarray) -> dict:
@@ -38,7 +36,7 @@ def histogram(values_B: np.ndarray) -> dict:
     return {"low": low, "high": high, "counts": counts.tolist()}
 
 
-class MetricsLog:
+class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     """Writes records of numbers. Each line is flushed, so a killed run keeps what it logged.
 
     A number that is not finite is written as null and its name listed under `nonfinite_metrics`: strict JSON has no NaN, and a
@@ -46,7 +44,7 @@ class MetricsLog:
     """
 
     def __init__(self, run_dir: Path, config: Config, keep_bytes: int = 0, first_iteration: int = 0):
-        """Continues a file after its first `keep_bytes` bytes, whose records end before `first_iteration`.
+        """Continues a file after its first `keep_bytes` bytes, whose records end before `first_iteration`, or begins one.
 
         Raises:
             MetricsError: the file is shorter, so that lines of the run would be missing.
@@ -59,17 +57,13 @@ class MetricsLog:
                 f"file back, or choose another run_dir"
             )
         self._file.truncate(keep_bytes)
-        # without a purge step TensorBoard shows the records after the checkpoint twice
-        purge = first_iteration if keep_bytes else None
+        purge = first_iteration if keep_bytes else None  # else TensorBoard shows the records after the checkpoint twice
         self._events = EventFile(run_dir / "tensorboard", purge) if config.logging.tensorboard else None
         self._histograms = _continued(run_dir / "histograms.jsonl", first_iteration)
         self._samples = _continued(run_dir / "samples.jsonl", first_iteration)
         self._wandb = _start_wandb(run_dir, config) if config.logging.wandb != "off" else None
 
-    def __enter__(self) -> "MetricsLog":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         for file in (self._file, self._histograms, self._samples, self._events):
             with contextlib.suppress(OSError):  # what a full disk did not take was reported when it was written
                 if file is not None:
@@ -81,10 +75,11 @@ class MetricsLog:
         """Logs one record; `iteration` is its step."""
         step = int(record["iteration"])
         finite = {name: value for name, value in record.items() if math.isfinite(value)}
-        nonfinite = [name for name in record if name not in finite]
-        line = {name: finite.get(name) for name in record}
+        line: dict[str, Any] = {name: finite.get(name) for name in record}
+        if nonfinite := [name for name in record if name not in finite]:
+            line["nonfinite_metrics"] = nonfinite
         with self._naming_a_full_disk():
-            _append(self._file, line | ({"nonfinite_metrics": nonfinite} if nonfinite else {}))
+            _append(self._file, line)
             if self._events is not None:
                 self._events.scalars(finite, step)
         if self._wandb is not None:
@@ -114,9 +109,8 @@ class MetricsLog:
         try:
             yield
         except OSError as error:
-            raise MetricsError(
-                f"{self.path.parent} takes no more metrics: {error.strerror}; make room and resume"
-            ) from error
+            folder = self.path.parent
+            raise MetricsError(f"{folder} takes no more metrics: {error.strerror}; make room and resume") from error
 
 
 def _continued(path: Path, first_iteration: int) -> TextIO:
@@ -133,15 +127,14 @@ def _append(file: TextIO, record: Mapping) -> None:
 
 
 def _start_wandb(run_dir: Path, config: Config):
+    mode = config.logging.wandb
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
-            f"logging.wandb is {config.logging.wandb!r} but wandb is not installed: `pip install wandb`, or set it to off"
+            f"logging.wandb is {mode!r} but wandb is not installed: `pip install wandb`, or set it to off"
         ) from error
-    return wandb.init(
-        project="jax_grpo", dir=str(run_dir), mode=config.logging.wandb, config=config.model_dump(), name=run_dir.name
-    )
+    return wandb.init(project="jax_grpo", dir=str(run_dir), mode=mode, config=config.model_dump(), name=run_dir.name)
 
 
 class EventFile:
@@ -169,28 +162,25 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}.{socket.gethostname()}"
         self._file = self.path.open("wb")
-        self._write(file_version="brain.Event:2")
-        if purge_step is not None:
-            self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
-        self._file.flush()
+        first = [] if purge_step is None else [{"step": purge_step, "session_log": SessionLog(status=SessionLog.START)}]
+        self._write({"file_version": "brain.Event:2"}, *first)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Numbers by name."""
-        for name, value in values.items():
-            self._write(step=step, summary=self._summary.scalar(name, value))
-        self._file.flush()
+        self._write(*({"step": step, "summary": self._summary.scalar(*named)} for named in values.items()))
 
     def histograms(self, values: Mapping[str, np.ndarray], step: int) -> None:
         """Distributions by name."""
-        for name, array in values.items():
-            self._write(step=step, summary=self._summary.histogram(name, array, TENSORBOARD_BUCKETS))
-        self._file.flush()
+        summaries = (self._summary.histogram(*named, TENSORBOARD_BUCKETS) for named in values.items())
+        self._write(*({"step": step, "summary": summary} for summary in summaries))
 
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, **fields: Any) -> None:
-        """One TFRecord: length, its checksum, the message, its checksum."""
-        data = self._event(wall_time=time.time(), **fields).SerializeToString()
-        for part in (struct.pack("<Q", len(data)), data):
-            self._file.write(part + struct.pack("<I", self._checksum(part)))
+    def _write(self, *events: Mapping[str, Any]) -> None:
+        """Each event as a TFRecord: length, its checksum, the message, its checksum."""
+        for fields in events:
+            data = self._event(wall_time=time.time(), **fields).SerializeToString()
+            for field in (struct.pack("<Q", len(data)), data):
+                self._file.write(field + struct.pack("<I", self._checksum(field)))
+        self._file.flush()

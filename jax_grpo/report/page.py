@@ -27,17 +27,12 @@ class ReportError(ValueError):
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Everything the page shows of one run, ready for JSON (no NaN, no infinity).
+    """Everything the page shows of one run, ready for JSON (no NaN, no infinity); a ReportError or RecordsError says why not.
 
-    Returns:
-        `name`, `path`; `step`: iterations a point stands for; `iterations` [N] and `series` (metric -> [N], null where
-        missing); `evaluations` (metric -> [[iteration, value]]); `histograms` (component -> low, high, iterations, last, shares
-        [columns][bins]); `samples` ([{iteration, samples}]); `health` (findings); `config` and `environment` (dotted key
-        -> text); `missing`: files that were not there.
-
-    Raises:
-        ReportError: see the class.
-        RecordsError: a file of records is broken.
+    `name`, `path`; `step`: iterations a point stands for; `iterations` [N] and `series` (metric -> [N], null where missing);
+    `evaluations` (metric -> [[iteration, value]]); `histograms` (component -> low, high, iterations, last, shares
+    [columns][bins]); `samples` ([{iteration, samples}]); `health` (findings); `config` and `environment` (dotted key -> text);
+    `missing`: files that were not there.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -45,8 +40,8 @@ def read_run(folder: str | Path) -> dict[str, Any]:
             f"{folder}: no such run folder; expected one that `python -m jax_grpo.train` wrote (its run_dir)"
         )
     if not (folder / "metrics.jsonl").is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise ReportError(f"{folder}: no metrics.jsonl in it (found: {found}); expected a run_dir of jax_grpo.train")
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise ReportError(f"{folder}: no metrics.jsonl in it (found: {there}); expected a run_dir of jax_grpo.train")
     records = read_records(folder / "metrics.jsonl")
     training = _once(record for record in records if "loss" in record)
     if not training:
@@ -89,12 +84,10 @@ def _number(value: Any) -> float | None:
 
 
 def _series(training: Sequence[Mapping], step: int) -> dict[str, list[float | None]]:
+    """Of each metric the means of `step` neighbours."""
     names = sorted({name for record in training for name, value in record.items() if _number(value) is not None})
-    series = {}
-    for name in names:
-        values = [_number(record.get(name)) for record in training]
-        series[name] = [_mean(values[start : start + step]) for start in range(0, len(values), step)]
-    return series
+    groups = [training[start : start + step] for start in range(0, len(training), step)]
+    return {name: [_mean([_number(record.get(name)) for record in group]) for group in groups] for name in names}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -118,10 +111,10 @@ def _histograms(path: Path) -> dict[str, dict]:
     merged: dict[str, dict] = {}
     for start in range(0, len(records), stride):
         group = records[start : start + stride]
-        for name in {name for record in group for name in _mapping(record.get("histograms"))}:
+        for name in {name for record in group for name in _as(dict, record.get("histograms"))}:
             where = f"{path}: iterations {group[0]['iteration']} to {group[-1]['iteration']}, {name}"
-            present = [record["histograms"] for record in group if name in _mapping(record.get("histograms"))]
-            low, high, shares = _added([_mapping(histograms[name]) for histograms in present], where)
+            present = [record["histograms"] for record in group if name in _as(dict, record.get("histograms"))]
+            low, high, shares = _added([_as(dict, histograms[name]) for histograms in present], where)
             entry = merged.setdefault(name, {"low": low, "high": high, "iterations": [], "shares": []})
             entry["low"], entry["high"] = min(low, entry["low"]), max(high, entry["high"])
             entry["iterations"].append(group[0]["iteration"])
@@ -133,7 +126,9 @@ def _histograms(path: Path) -> dict[str, dict]:
 def _added(histograms: Sequence[Mapping], where: str) -> tuple[float, float, list[float]]:
     """Lowest and highest edge, and the shares of all completions by bin."""
     edges = [number for one in histograms for edge in ("low", "high") if (number := _number(one.get(edge))) is not None]
-    counts = [[number for c in _list(one.get("counts")) if (number := _number(c)) is not None] for one in histograms]
+    counts = [
+        [number for c in _as(list, one.get("counts")) if (number := _number(c)) is not None] for one in histograms
+    ]
     complete = len(edges) == 2 * len(histograms) and len({len(bins) for bins in counts}) == 1 and counts[0]
     if not complete:
         raise ReportError(
@@ -143,12 +138,9 @@ def _added(histograms: Sequence[Mapping], where: str) -> tuple[float, float, lis
     return min(edges), max(edges), [round(count / (sum(total) or 1), 4) for count in total]
 
 
-def _mapping(value: Any) -> Mapping:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list:
-    return value if isinstance(value, list) else []
+def _as(kind: Callable[[], Any], value: Any) -> Any:
+    """The value of a file if it is of the kind that is expected there, else an empty one."""
+    return value if type(value) is kind else kind()
 
 
 def _samples(records: Sequence[Mapping]) -> list[dict]:
@@ -156,22 +148,22 @@ def _samples(records: Sequence[Mapping]) -> list[dict]:
     last = len(records) - 1
     places = sorted({round(i * last / (SAMPLED_ITERATIONS - 1)) for i in range(SAMPLED_ITERATIONS)}) if records else []
     return [
-        {"iteration": records[i]["iteration"], "samples": [_sample(s) for s in _list(records[i].get("samples"))]}
-        for i in places
+        {"iteration": record["iteration"], "samples": [_sample(sample) for sample in _as(list, record.get("samples"))]}
+        for record in (records[i] for i in places)
     ]
 
 
 def _sample(sample: Any) -> dict:
-    sample = _mapping(sample)
+    sample = _as(dict, sample)
     fen, engine, model = (sample.get(key) for key in ("fen", "engine_move", "model_move"))
-    components = {str(name): _number(value) for name, value in _mapping(sample.get("components")).items()}
+    components = {str(name): _number(value) for name, value in _as(dict, sample.get("components")).items()}
     shown = {key: str(sample.get(key, "")) for key in ("prompt", "completion")}
     board = board_svg(fen, model, engine) if isinstance(fen, str) else None
     return shown | {"reward": _number(sample.get("reward")), "components": components, "board": board}
 
 
 def _texts_by_key(path: Path, parse: Callable[[str], Any], what: str) -> dict[str, str]:
-    """A file's values by dotted key, as texts; lists stay whole. None where there is no file."""
+    """A file's values by dotted key, as texts; lists stay whole. Empty where there is no file."""
     if not path.is_file():
         return {}
     try:

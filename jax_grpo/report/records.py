@@ -9,11 +9,7 @@ class RecordsError(ValueError):
 
 
 def read_records(path: str | Path, *, missing_ok: bool = False) -> list[dict]:
-    """Objects of a JSON-lines file, in order; a last line that a kill cut short is left out.
-
-    Raises:
-        RecordsError: see the class; and there is no such file, unless that may be.
-    """
+    """Objects of a JSON-lines file, in order, without a last line that a kill cut short; a RecordsError where it is none."""
     if missing_ok and not Path(path).exists():
         return []
     try:

@@ -25,21 +25,13 @@ def sample_rows(
 ) -> list[dict]:
     """One JSON-ready record for the first completion of each of `logging.samples` prompts.
 
-    Args:
-        prompts: one a completion, groups of `rollout.group_size` together.
-        completions: their texts up to the stop.
-        rewards_B: weighted sums with penalties.
-        components: raw reward components [B] by name.
-        config: `logging.samples`, `rollout.group_size`.
-
-    Returns:
-        Records with `prompt`, `completion`, `reward`, `components`; where the prompt has a position also `fen`,
-        `engine_move` (the labels' first, or null) and `model_move` (the last move written, or null). A number that is not
-        finite is null.
+    There is one of `prompts` for each of `completions`, whose texts end at the stop, groups of `rollout.group_size` together;
+    `rewards_B` are weighted sums with penalties, `components` the raw rewards [B] by name. A record has `prompt`, `completion`,
+    `reward` and `components`, and where the prompt has a position also `fen`, `engine_move` (the labels' first, or null) and
+    `model_move` (the last move written, or null). A number that is not finite is null.
     """
-    firsts = range(0, len(prompts), config.rollout.group_size)[: config.logging.samples]
     rows = []
-    for i in firsts:
+    for i in range(0, len(prompts), config.rollout.group_size)[: config.logging.samples]:
         own = applicable({name: values[i : i + 1] for name, values in components.items()}, prompts[i : i + 1])
         row = {
             "prompt": prompts[i].text,
@@ -50,11 +42,8 @@ def sample_rows(
         if (position := prompts[i].position) is not None:
             # A completion of a task that rewards no legal moves is not moves.
             moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
-            row |= {
-                "fen": position.fen,
-                "engine_move": position.moves[0] if position.moves else None,
-                "model_move": moves[-1] if moves else None,
-            }
+            engine, model = (position.moves[0] if position.moves else None), (moves[-1] if moves else None)
+            row |= {"fen": position.fen, "engine_move": engine, "model_move": model}
         rows.append(row)
     return rows
 

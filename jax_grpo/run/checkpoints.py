@@ -5,7 +5,9 @@ update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
 """
 
 import concurrent.futures
+import contextlib
 import errno
+import functools
 import hashlib
 import math
 import os
@@ -36,10 +38,9 @@ Say = Callable[[str], None]
 
 def named(tree: Any) -> dict[str, Any]:
     """Leaves of a pytree by slash-separated path: `params/h/0/attn/c_attn/kernel`, `opt_state/0/mu/...`, `beta`."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value"): leaf for path, leaf in leaves
-    }
+    path_name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path).removesuffix("/value"): leaf for path, leaf in leaves}
 
 
 def content_hash(tree: Any) -> str:
@@ -67,7 +68,7 @@ class Origin(NamedTuple):
         return int(self.content["iteration"])
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints in `folder`, which is made when the first is saved. As a context manager it leaves no write unfinished."""
 
     def __init__(self, folder: Path, config: CheckpointConfig):
@@ -75,9 +76,6 @@ class Checkpoints:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=_give_way)
         self._pending: concurrent.futures.Future[None] | None = None
         self._last_saved, self._needed = -1, 0
-
-    def __enter__(self) -> "Checkpoints":
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
@@ -89,23 +87,18 @@ class Checkpoints:
             error.add_note(str(failure))  # what ended the run comes first
         finally:
             self._writer.shutdown()
-            if error is not None:
-                saved = files.complete(self.folder)
-                where = f"the newest complete checkpoint is {saved[-1]}: continue with --resume auto" if saved else ""
-                error.add_note(where or f"there is no checkpoint in {self.folder}")
+            if error is not None and (saved := files.complete(self.folder)):
+                error.add_note(f"the newest complete checkpoint is {saved[-1]}: continue with --resume auto")
+            elif error is not None:
+                error.add_note(f"there is no checkpoint in {self.folder}")
 
     def due(self, iterations_done: int) -> bool:
         """Whether the interval of the config ends here."""
         return self._config.every > 0 and iterations_done % self._config.every == 0
 
     def require_measured(self, names: Collection[str]) -> None:
-        """Refuses a metric to rank checkpoints by that is not among the `names` of all that the run has measured so far.
-
-        Raises:
-            CheckpointError: lists them.
-        """
-        name = self._config.best_metric
-        if self._config.keep_best and name not in names:
+        """Refuses, with a CheckpointError that lists the `names` of all metrics measured so far, to rank by any other."""
+        if self._config.keep_best and (name := self._config.best_metric) not in names:
             raise CheckpointError(
                 f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(names))}"
             )
@@ -118,18 +111,11 @@ class Checkpoints:
         metrics: Mapping[str, float],
         measured: Collection[str] = (),
     ) -> None:
-        """Starts writing the state after `iterations_done` iterations; returns once the values are off the device.
+        """Starts writing a pytree of arrays, the `state` after so many iterations; returns once the values are off the device.
 
-        Args:
-            iterations_done: names the checkpoint; one that was saved last is not saved again.
-            state: pytree of arrays.
-            content: JSON values to keep beside it.
-            metrics: of this very moment, kept beside it too; `checkpoint.best_metric` is looked up here, and a checkpoint
-                without it is not ranked.
-            measured: names of other metrics that the run has.
-
-        Raises:
-            CheckpointError: the previous write failed, the disk has no room for this one, or there is no such metric.
+        Beside it stand `content`, JSON values, and the `metrics` of this very moment, which rank the checkpoint if
+        `checkpoint.best_metric` is among them; `measured` are the names of other metrics that the run has. A state that was saved
+        last is not saved again. A CheckpointError: the previous write failed, there is no room for this one, or no such metric.
         """
         self.wait()
         if iterations_done == self._last_saved:
@@ -137,7 +123,11 @@ class Checkpoints:
         names = sorted({*metrics, *measured})
         self.require_measured(names)
         leaves = named(state)
-        self._require_room(iterations_done, leaves)
+        space = self._space()
+        self._needed = files.bytes_on_disk(leaves, space.f_frsize)
+        # Before a byte is copied or written: a write that fails in the middle has filled the disk for everybody.
+        if space.f_bavail * space.f_frsize < self._needed:
+            raise CheckpointError(self._failure(iterations_done, OSError(errno.ENOSPC, "")))
         with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
             arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
         content = dict(content) | {"arrays": _described(arrays), "metrics": _finite(metrics), MEASURED: names}
@@ -147,18 +137,17 @@ class Checkpoints:
     def add_metrics(self, iterations_done: int, metrics: Mapping[str, float]) -> None:
         """Adds what was measured of a checkpoint's weights after it was saved, and ranks it; without one it does nothing.
 
-        Raises:
-            CheckpointError: see `wait`; or its manifest cannot be read or written.
+        A CheckpointError is that of `wait`, or says that the manifest cannot be read or written.
         """
         self.wait()
         path = self.folder / files.folder_name(iterations_done)
         if not files.is_checkpoint(path):
             return
         content = files.read_manifest(path)
-        added = {"metrics": content["metrics"] | _finite(metrics)}
-        added[MEASURED] = sorted({*content.get(MEASURED, content["metrics"]), *metrics})
+        content[MEASURED] = sorted({*content.get(MEASURED, content["metrics"]), *metrics})
+        content["metrics"] |= _finite(metrics)
         try:
-            files.write_manifest(path, content | added)
+            files.write_manifest(path, content)
         except OSError as error:
             raise CheckpointError(self._failure(iterations_done, error)) from error
         self._discard_superseded()
@@ -169,25 +158,13 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Blocks until the newest checkpoint is on the disk.
-
-        Raises:
-            CheckpointError: it could not be written; says why.
-        """
+        """Blocks until the newest checkpoint is on the disk. Raises CheckpointError: it could not be written; says why."""
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
         try:
-            pending.result()
+            if pending is not None:
+                pending.result()
         except Exception as error:  # Orbax, TensorStore and the file system each have their own
             raise CheckpointError(self._failure(self._last_saved, error)) from error
-
-    def _require_room(self, iteration: int, leaves: Mapping[str, Any]) -> None:
-        """Refuses before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
-        space = self._space()
-        self._needed = files.bytes_on_disk(leaves, space.f_frsize)
-        if space.f_bavail * space.f_frsize < self._needed:
-            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
 
     def _failure(self, iteration: int, error: Exception) -> str:
         space = self._space()
@@ -218,34 +195,29 @@ class Checkpoints:
     def _score(self, path: Path) -> float | None:
         """What ranks the checkpoint; None where it was not measured of its weights."""
         name = self._config.best_metric
-        try:
+        with contextlib.suppress(CheckpointError):
             content = files.read_manifest(path)
-        except CheckpointError:
-            return None
-        if name.startswith(EVALUATED) and MEASURED not in content:
-            return None  # by an earlier version, which kept the newest evaluation there was, of the weights before
-        return content["metrics"].get(name)
+            # An earlier version, which noted no names, kept the newest evaluation there was, of the weights before.
+            if MEASURED in content or not name.startswith(EVALUATED):
+                return content["metrics"].get(name)
+        return None
 
     def newest_sound(self, say: Say) -> Origin | None:
-        """The newest checkpoint whose every file has the bytes that were written, read into host memory; None if there are none.
+        """The newest checkpoint whose every file has the bytes that were written, in host memory; None where there are none.
 
-        Damaged ones are reported through `say`.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none is sound.
+        Damaged ones are reported through `say`; a CheckpointError where all of them are.
         """
-        saved = files.complete(self.folder)
+        if not (saved := files.complete(self.folder)):
+            return None
         for path in reversed(saved):
             try:
                 return load(path)
             except CheckpointError as error:
                 say(f"warning: {error}; trying the one before it")
-        if saved:
-            raise CheckpointError(
-                f"none of the {len(saved)} checkpoints in {self.folder} is sound; start again with --restart, or give "
-                f"another one with --resume PATH"
-            )
-        return None
+        raise CheckpointError(
+            f"none of the {len(saved)} checkpoints in {self.folder} is sound; start again with --restart, or give "
+            f"another one with --resume PATH"
+        )
 
     def drop_after(self, iteration: int) -> list[Path]:
         """Removes checkpoints of later iterations: a run that goes back must not find its abandoned future."""
@@ -284,11 +256,7 @@ def abstract(tree: Any) -> Any:
 
 
 def load(path: Path, prefix: str = "") -> Origin:
-    """Reads the arrays of a checkpoint whose names begin with `prefix`, and checks their hashes on the way.
-
-    Raises:
-        CheckpointError: not a checkpoint, or damaged; names the file.
-    """
+    """The arrays of a checkpoint whose names begin with `prefix`; a CheckpointError names a file that is missing or damaged."""
     content = files.read_manifest(path)
     return Origin(path, content, files.read_arrays(path, content, prefix))
 
@@ -310,12 +278,12 @@ def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> An
 
 
 def require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
+    """Refuses a tensor whose [shape, dtype] in the checkpoint `path` is not the one that is needed, or that only one side has."""
     for name in {**expected, **saved}:
-        ours, theirs = expected.get(name), saved.get(name)
-        if ours != theirs:
-            there = "is not in the checkpoint" if theirs is None else f"has shape {theirs[0]} and dtype {theirs[1]}"
-            needed = "nothing of this name" if ours is None else f"shape {ours[0]} and dtype {ours[1]}"
+        if (needed := expected.get(name)) != (there := saved.get(name)):
+            has = "is not in the checkpoint" if there is None else f"has shape {there[0]} and dtype {there[1]}"
+            needs = "nothing of this name" if needed is None else f"shape {needed[0]} and dtype {needed[1]}"
             raise CheckpointError(
-                f"{path}: tensor {name!r} {there}; this run needs {needed}. The model's sizes, model.param_dtype and the "
+                f"{path}: tensor {name!r} {has}; this run needs {needs}. The model's sizes, model.param_dtype and the "
                 f"optimiser must be those of the run that saved it"
             )

@@ -10,9 +10,9 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,13 +34,6 @@ FIXED_METADATA = 1 << 17  # bytes of all other files: the manifest's config is s
 # which is also raised.
 NOISE = ("Skipping merge of OCDBT", "_SignalingThread.run() raised an exception")
 logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMessage() for text in NOISE))
-
-
-class Fingerprint(TypedDict):
-    """A file's size and the SHA-256 of its bytes, in hexadecimal."""
-
-    bytes: int
-    sha256: str
 
 
 class CheckpointError(RuntimeError):
@@ -74,15 +67,13 @@ def discard(path: Path) -> None:
 
 
 def publish(folder: Path, iteration: int, arrays: Mapping[str, np.ndarray], content: dict[str, Any]) -> None:
-    """Writes one checkpoint into the folder of all, whole or not at all; `content` are JSON values for its manifest.
+    """Writes one checkpoint into the folder of all, with JSON values for its manifest, or raises an OSError or ValueError.
 
-    Raises:
-        OSError, ValueError: the disk is full or cannot be written; nothing with the checkpoint's name exists then.
+    It is there whole or not at all: on a full disk nothing with its name exists.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     working, final = folder / f"{UNFINISHED}{folder_name(iteration)}", folder / folder_name(iteration)
     shutil.rmtree(working, ignore_errors=True)
-    working.mkdir()
+    working.mkdir(parents=True)
     try:
         write_arrays(working, arrays)
         names = sorted(path.relative_to(working).as_posix() for path in working.rglob("*") if path.is_file())
@@ -101,23 +92,13 @@ def publish(folder: Path, iteration: int, arrays: Mapping[str, np.ndarray], cont
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
-    """Orbax's own writer of arrays, given one array at a time.
+    """Orbax's own writer of arrays, given one array at a time, each of them written before the next begins.
 
     It would write all at once, and copy them all before. Where the disk fills up, the writes that fail after the first one report
-    to an event loop that is closed by then: a page of tracebacks beside the error.
+    to an event loop that is closed by then: a page of tracebacks beside the error, which is TensorStore's ValueError.
     """
 
-    async def serialize(
-        self,
-        values: Sequence[np.ndarray],
-        infos: Sequence[ocp.type_handlers.ParamInfo],
-        args: Sequence[ocp.type_handlers.SaveArgs] | None = None,
-    ) -> list:
-        """Returns once everything is written.
-
-        Raises:
-            ValueError: TensorStore's, with the operating system's error in its text.
-        """
+    async def serialize(self, values, infos, args=None) -> list:
         for value, info in zip(values, infos, strict=True):
             for written in await super().serialize([value], [info]):
                 written.result()
@@ -125,11 +106,7 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
 
 
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Saves the named arrays as the Orbax checkpoint `folder/state`: Orbax alone can read it too.
-
-    Raises:
-        OSError, ValueError: the disk is full or cannot be written.
-    """
+    """Saves the named arrays as the Orbax checkpoint `folder/state`, which Orbax alone can read too; raises as `publish` does."""
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, _OneByOne()),
         (jax.Array, ocp.type_handlers.ArrayHandler()),  # none is saved; Orbax warns where it is not registered
@@ -139,7 +116,8 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         writer.save((folder / STATE).absolute(), args=ocp.args.PyTreeSave(dict(arrays)))
 
 
-def _fingerprint(file: Path) -> Fingerprint:
+def _fingerprint(file: Path) -> dict[str, Any]:
+    """A durable file's size and the SHA-256 of its bytes, as the manifest lists them."""
     to_disk(file)
     return {"bytes": file.stat().st_size, "sha256": file_hash(file)}
 
@@ -151,21 +129,13 @@ def bytes_on_disk(arrays: Mapping[str, Any], block: int) -> int:
 
 
 def write_manifest(path: Path, content: dict[str, Any]) -> None:
-    """Writes the manifest of a checkpoint's folder, or puts another in its place; it is there whole at every moment.
-
-    Raises:
-        OSError: the disk is full or cannot be written; the manifest that was there still is.
-    """
+    """Writes a checkpoint's manifest, or puts another in its place; after an OSError the one that was there still is."""
     with written_whole(path / MANIFEST, durable=True) as working:
         working.write_text(json.dumps({"sha256": _json_hash(content), "content": content}, indent=1), encoding="utf-8")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest's content, its own hash verified.
-
-    Raises:
-        CheckpointError: missing, not JSON, changed, or of another format.
-    """
+    """The manifest's content, its own hash verified. Raises CheckpointError: missing, not JSON, changed, or of another format."""
     file = path / MANIFEST
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -173,9 +143,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{file} does not exist; {path} is not a complete checkpoint") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{file} is damaged: not a readable manifest ({type(error).__name__}: {error})"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{file} is damaged: not a readable manifest ({reason})") from error
     if _json_hash(content) != stated:
         raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one it states")
     if content["format"] != FORMAT:
@@ -196,16 +165,15 @@ def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dic
     Raises:
         CheckpointError: names a file that is missing, truncated or changed.
     """
-    listed: dict[str, Fingerprint] = {k: v for k, v in content["files"].items() if k.startswith(f"{STATE}/{prefix}")}
+    listed = {name: file for name, file in content["files"].items() if name.startswith(f"{STATE}/{prefix}")}
     for name, expected in listed.items():  # before anything is read: most damage shows in the sizes
         try:
             size = (path / name).stat().st_size
         except OSError as error:
             raise CheckpointError(f"{path / name} is missing; the checkpoint is damaged") from error
         if size != expected["bytes"]:
-            raise CheckpointError(
-                f"{path / name} has {size} bytes; expected {expected['bytes']}: the checkpoint is damaged"
-            )
+            sizes = f"{size} bytes; expected {expected['bytes']}"
+            raise CheckpointError(f"{path / name} has {sizes}: the checkpoint is damaged")
     names = sorted(listed, key=lambda name: -listed[name]["bytes"])  # so that no large one is left for last alone
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         contents = pool.map(lambda name: _read_file(path / name, listed[name]), names)
@@ -218,7 +186,7 @@ def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dic
     return arrays
 
 
-def _read_file(file: Path, expected: Fingerprint) -> np.ndarray:
+def _read_file(file: Path, expected: Mapping[str, Any]) -> np.ndarray:
     """The file's bytes, each read once: what is returned is what was hashed."""
     buffer, digest = memory.empty((expected["bytes"],), np.dtype(np.uint8)), hashlib.sha256()
     rest = buffer.data
@@ -229,9 +197,7 @@ def _read_file(file: Path, expected: Fingerprint) -> np.ndarray:
                 rest = rest[count:]
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    if digest.hexdigest() != expected["sha256"]:
-        raise CheckpointError(
-            f"{file} has other bytes than were written (SHA-256 {digest.hexdigest()[:12]}...; expected "
-            f"{expected['sha256'][:12]}...): the checkpoint is damaged"
-        )
+    if (actual := digest.hexdigest()) != expected["sha256"]:
+        hashes = f"SHA-256 {actual[:12]}...; expected {expected['sha256'][:12]}..."
+        raise CheckpointError(f"{file} has other bytes than were written ({hashes}): the checkpoint is damaged")
     return buffer

@@ -90,11 +90,11 @@ def record_finish(run_dir: Path) -> None:
 
 def read_record(run_dir: Path) -> dict[str, Any]:
     """`run.json`; a record without starts where there is none or it is unreadable: it informs, nothing depends on it."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         record = json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
-        return record if isinstance(record["starts"], list) else {"starts": [], "finished": None}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"starts": [], "finished": None}
+        if isinstance(record["starts"], list):
+            return record
+    return {"starts": [], "finished": None}
 
 
 def _now() -> str:
@@ -102,10 +102,9 @@ def _now() -> str:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _commit() -> dict[str, Any] | None:
@@ -115,13 +114,10 @@ def _commit() -> dict[str, Any] | None:
         status = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = (
-        status.stdout.splitlines()
-    )  # headers begin with #, the commit's first of all; then one for each changed file
-    return {
-        "commit": lines[0].removeprefix("# branch.oid "),
-        "changed": not all(line.startswith("# ") for line in lines),
-    }
+    # Headers begin with #, the commit's first of all; then comes a line for each changed file.
+    first, *lines = status.stdout.splitlines()
+    changed = not all(line.startswith("# ") for line in lines)
+    return {"commit": first.removeprefix("# branch.oid "), "changed": changed}
 
 
 def hardware() -> dict[str, Any]:

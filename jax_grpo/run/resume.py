@@ -1,7 +1,7 @@
 """Where a run continues: the command line's `--resume`, the checkpoint it means, and whether the config still fits it.
 
 Resume is exact because everything random is a function of (seed, iteration, prompt, sample): a checkpoint's position is one number.
-Knows no arrays; `checkpoint` reads those.
+Knows no arrays: `checkpoints` reads those.
 """
 
 import argparse
@@ -31,7 +31,7 @@ OPTIONS.add_argument(
 )  # fmt: skip
 OPTIONS.add_argument("--restart", action="store_true", help="begin again, removing run_dir's checkpoints")
 
-# Settings that a state depends on, by key or section, with why another value cannot continue it.
+# Settings that a state depends on, by key, with why another value cannot continue it.
 FIXED = {
     "seed": "every prompt and sample is drawn from it",
     "model.tokenizer": "the model's tokens are its",
@@ -55,8 +55,7 @@ ABSENT = "(not set)"
 def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
     """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning. Changes nothing.
 
-    Raises:
-        CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
+    A CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
     """
     if resume is not None and restart:
         raise CheckpointError("--resume and --restart contradict each other; give one")
@@ -79,8 +78,7 @@ def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: C
 def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Say) -> None:
     """Removes what the run must not find later: leftovers of a killed writer, and checkpoints that are not before the origin.
 
-    Called when nothing can refuse the run any more. A run that begins again has no checkpoint before its origin; one that
-    goes back, or skipped a damaged checkpoint, has those up to it.
+    Called when nothing can refuse the run any more. One that begins again keeps none, one that goes back those up to its origin.
     """
     files.clear_leftovers(checkpoints.folder)
     own = origin is not None and origin.path.parent.absolute() == checkpoints.folder.absolute()
@@ -103,11 +101,7 @@ def _explicit(path: Path, given: str, say: Say) -> Origin:
 
 
 def require_same_run(origin: Origin, config: Config) -> list[str]:
-    """The settings that differ from the checkpoint's and may, as `key: old -> new`.
-
-    Raises:
-        CheckpointError: a setting of `FIXED` differs, or the checkpoint is beyond the config's iterations; names the key.
-    """
+    """The settings that differ from the checkpoint's, as `key: old -> new`; a CheckpointError names those that must not."""
     before, now = flat(origin.content["config"]), flat(config.model_dump())
     if _trained_on_a_whole_file(before):
         before["prompts.split"] = "all"  # whatever stood there
@@ -119,14 +113,13 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
             )
     both = {key: (before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**now, **before}}
     changed = {key: (old, new) for key, (old, new) in both.items() if old != new}
-    refused = [
+    if refused := "".join(
         f"{key} is {new!r}, but {origin.path} was made with {old!r}: {FIXED[key]}\n"
         for key, (old, new) in changed.items()
         if key in FIXED
-    ]
-    if refused:
+    ):
         raise CheckpointError(
-            f"{''.join(refused)}Set it back to continue this run; for a new run from these weights, set model.weights to the "
+            f"{refused}Set it back to continue this run; for a new run from these weights, set model.weights to the "
             "checkpoint"
         )
     if origin.iteration > config.iterations:
@@ -146,18 +139,9 @@ def _trained_on_a_whole_file(before: Mapping[str, Any]) -> bool:
 
 
 def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
-    """Compares what the config's names stand for: the architecture, and reference weights and positions by content hash.
-
-    Raises:
-        CheckpointError: names the key whose file holds something else now.
-    """
-    keys = {
-        "architecture": "model.weights",
-        "reference": "model.weights",
-        "positions": "prompts.source",
-        "task": "train(task=...)",
-    }
-    for name, key in keys.items():
+    """Refuses, with a CheckpointError, a config whose names stand for another architecture, reference, data or task."""
+    keys = {"architecture": "model.weights", "reference": "model.weights", "positions": "prompts.source"}
+    for name, key in (keys | {"task": "train(task=...)"}).items():
         if (old := origin.content["identity"].get(name)) != (new := identity[name]):  # earlier versions name no task
             raise CheckpointError(
                 f"{key} holds something else than when {origin.path} was made: its {name} is {new}; it was {old}. It must be the "
@@ -167,14 +151,14 @@ def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
 
 def bring_metrics(origin: Origin, run_dir: Path, say: Say) -> int:
     """Bytes of `metrics.jsonl` that belong to the checkpoint; copies the file when the checkpoint is another run's."""
-    target, source = run_dir / METRICS, origin.path.parent.parent / METRICS
-    if origin.path.parent.parent.absolute() != run_dir.absolute():
+    of_the_origin = origin.path.parent.parent
+    if of_the_origin.absolute() != run_dir.absolute():
+        source = of_the_origin / METRICS
         if not source.is_file():
-            say(
-                f"warning: {source} does not exist; the metrics before iteration {origin.iteration} are not in this run's file"
-            )
+            before = f"the metrics before iteration {origin.iteration}"
+            say(f"warning: {source} does not exist; {before} are not in this run's file")
             return 0
-        shutil.copyfile(source, target)
+        shutil.copyfile(source, run_dir / METRICS)
     return int(origin.content["metrics_bytes"])
 
 

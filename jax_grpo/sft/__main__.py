@@ -41,10 +41,8 @@ CHUNK_BATCHES = 16  # rows are sorted by length within this many batches
 LOG_EVERY = 20  # steps between lines of `sft.jsonl`
 
 
-class Stage(pydantic.BaseModel):
+class Stage(pydantic.BaseModel, extra="forbid", frozen=True):
     """One part of the training: `rows` examples of a mixture, at a peak learning rate, cosine to a tenth of it."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     mixture: dict[str, float]
     rows: int = pydantic.Field(gt=0)
@@ -59,10 +57,8 @@ class Stage(pydantic.BaseModel):
         return mixture
 
 
-class SFTConfig(pydantic.BaseModel):
-    """Config of the warm start. `weights` (see `loading`) are continued from; otherwise the sizes make a new model."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+class SFTConfig(pydantic.BaseModel, extra="forbid", frozen=True):
+    """Config of the warm start. `weights` (see `model.named`) are continued from; otherwise the sizes make a new model."""
 
     out: str
     stages: list[Stage]
@@ -86,23 +82,17 @@ class SFTConfig(pydantic.BaseModel):
 def batches(
     source: Iterator[Row], tokenizer: Tokenizer, batch_size: int, max_length: int, rng: random.Random
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Right-padded (input_ids, attention_mask, loss_mask), each [B, T], rows of similar length together.
-
-    Rows longer than the model's context are left out.
-    """
+    """Right-padded (input_ids, attention_mask, loss_mask), each [B, T], of similar length; longer rows are left out."""
     while True:
         chunk = [next(source) for _ in range(batch_size * CHUNK_BATCHES)]
         prompts = tokenizer.encode_batch([row.prompt for row in chunk])
         completions = tokenizer.encode_batch([row.completion for row in chunk])
         tokens = [(p, [*c, tokenizer.eos_id]) for p, c in zip(prompts, completions, strict=True)]
-        tokens = sorted(
-            (pair for pair in tokens if len(pair[0]) + len(pair[1]) <= max_length), key=lambda t: len(t[0] + t[1])
-        )
+        tokens = sorted((row for row in tokens if _length(row) <= max_length), key=_length)
         groups = [tokens[i : i + batch_size] for i in range(0, len(tokens) - batch_size + 1, batch_size)]
         rng.shuffle(groups)
         for group in groups:
-            longest = max(len(p) + len(c) for p, c in group)
-            length = min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, max_length)
+            length = min(-(-_length(group[-1]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, max_length)
             input_ids_BT = np.full((batch_size, length), tokenizer.pad_id, np.int32)
             attention_BT, loss_BT = np.zeros((2, batch_size, length), np.int32)
             for i, (prompt, completion) in enumerate(group):
@@ -113,14 +103,18 @@ def batches(
             yield input_ids_BT, attention_BT, loss_BT
 
 
+def _length(row: tuple[list[int], list[int]]) -> int:
+    return len(row[0]) + len(row[1])
+
+
 def make_step(graphdef: Any, optimiser: optax.GradientTransformation, vocab_size: int):
     """Jitted, donated `(params, opt_state, ids, attention, loss_mask) -> (params, opt_state, loss)`; loss in nats/token."""
 
     def loss_fn(params, input_ids_BT, attention_BT, loss_BT):
         model = nnx.merge(graphdef, params)
-        hidden_BTH = model(input_ids_BT, attention_BT)
+        hidden_BTH, embedding_VH = model(input_ids_BT, attention_BT), model.wte.embedding[...]
         logp_BT, _ = token_logprobs(
-            hidden_BTH[:, :-1], model.wte.embedding[...], input_ids_BT[:, 1:], vocab_size=vocab_size, temperature=1.0
+            hidden_BTH[:, :-1], embedding_VH, input_ids_BT[:, 1:], vocab_size=vocab_size, temperature=1.0
         )
         mask_BT = loss_BT[:, 1:]
         return -jnp.sum(logp_BT * mask_BT) / jnp.sum(mask_BT)
@@ -134,21 +128,15 @@ def make_step(graphdef: Any, optimiser: optax.GradientTransformation, vocab_size
 
 
 def make_optimiser(config: SFTConfig) -> optax.GradientTransformation:
-    """AdamW with global-norm clipping; each stage warms up and decays on its own (`optax.join_schedules`).
-
-    Weights and embeddings alone decay, as in GRPO's updates.
-    """
+    """AdamW with global-norm clipping; each stage warms up and decays on its own. Biases and norms do not decay."""
     steps = [config.steps(stage) for stage in config.stages]
-    warmups = [min(config.warmup_steps, n // 2) for n in steps]
     schedules = [
-        optax.warmup_cosine_decay_schedule(0.0, stage.learning_rate, warmup, n, stage.learning_rate * 0.1)
-        for stage, n, warmup in zip(config.stages, steps, warmups, strict=True)
+        optax.warmup_cosine_decay_schedule(0.0, peak, min(config.warmup_steps, n // 2), n, peak * 0.1)
+        for peak, n in zip((stage.learning_rate for stage in config.stages), steps, strict=True)
     ]
     schedule = optax.join_schedules(schedules, np.cumsum(steps)[:-1].tolist())
-    return optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=config.weight_decay, mask=decays),
-    )
+    adamw = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=config.weight_decay, mask=decays)
+    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
 
 def train(config: SFTConfig) -> Path:
@@ -156,35 +144,25 @@ def train(config: SFTConfig) -> Path:
     tokenizer = Tokenizer.load(config.tokenizer)
     architecture, graphdef, params = _initial(config, tokenizer)
     optimiser = make_optimiser(config)
-    opt_state = optimiser.init(params)
-    step = make_step(graphdef, optimiser, architecture.vocab_size)
-    rng = random.Random(config.seed)
-    positions = read_packaged("train")
+    opt_state, step = optimiser.init(params), make_step(graphdef, optimiser, architecture.vocab_size)
+    rng, positions = random.Random(config.seed), read_packaged("train")
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    started = time.time()
-    done = 0
+    done, started = 0, time.time()
     with (out / "sft.jsonl").open("w") as log, progress_bar() as progress:
         for number, stage in enumerate(config.stages):
             steps = config.steps(stage)
             bar = progress.add_task(f"stage {number}", total=steps)
-            source = rows(stage.mixture, positions, rng)
-            stream = batches(source, tokenizer, config.batch_size, architecture.max_position_embeddings, rng)
-            for batch in itertools.islice(stream, steps):
+            examples, context = rows(stage.mixture, positions, rng), architecture.max_position_embeddings
+            for batch in itertools.islice(batches(examples, tokenizer, config.batch_size, context, rng), steps):
                 params, opt_state, loss = step(params, opt_state, *batch)
                 done += 1
                 progress.update(bar, advance=1)
                 if done % LOG_EVERY == 0:
-                    rate = done * config.batch_size / (time.time() - started)
-                    record = {
-                        "step": done,
-                        "stage": number,
-                        "loss": round(float(loss), 4),
-                        "rows_per_second": round(rate, 1),
-                    }
-                    log.write(json.dumps(record) + "\n")
-                    log.flush()
-                    progress.update(bar, description=f"stage {number}, loss {record['loss']:.3f}, {rate:.0f} rows/s")
+                    mean, rate = round(float(loss), 4), done * config.batch_size / (time.time() - started)
+                    record = {"step": done, "stage": number, "loss": mean, "rows_per_second": round(rate, 1)}
+                    print(json.dumps(record), file=log, flush=True)
+                    progress.update(bar, description=f"stage {number}, loss {mean:.3f}, {rate:.0f} rows/s")
             save_hf(out / f"stage{number}", architecture, params, tokenizer)
     final = out / f"stage{len(config.stages) - 1}"
     provenance = {

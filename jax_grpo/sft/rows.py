@@ -42,9 +42,8 @@ def policy_row(position: Position, rng: random.Random) -> Row:
     order = rng.sample(range(len(position.moves)), len(position.moves))
     moves = tuple(position.moves[i] for i in order)
     evaluations = tuple(round(position.evaluations[i], 2) for i in order)
-    prompt = policy_prompt(position.fen, "M:")
-    text = format_policy_row(PolicyRow(position.fen, moves, evaluations, position.moves[0]))
-    return Row(prompt, text.removeprefix(prompt))
+    row, prompt = PolicyRow(position.fen, moves, evaluations, position.moves[0]), policy_prompt(position.fen, "M:")
+    return Row(prompt, format_policy_row(row).removeprefix(prompt))
 
 
 def environment_row(board: chess.Board, rng: random.Random, illegal_fraction: float = 0.05) -> Row:
@@ -54,13 +53,7 @@ def environment_row(board: chess.Board, rng: random.Random, illegal_fraction: fl
 
 
 def rows(mixture: dict[str, float], positions: Sequence[Position], rng: random.Random) -> Iterator[Row]:
-    """Endless rows, each kind drawn with its weight.
-
-    Args:
-        mixture: weight by kind, see `KINDS`.
-        positions: labelled positions for `best_move` and `policy`.
-        rng: the only source of randomness.
-    """
+    """Endless rows, each kind (see `KINDS`) drawn with its weight; `best_move` and `policy` need labelled positions."""
     boards = random_positions(rng)
 
     def board() -> chess.Board:
