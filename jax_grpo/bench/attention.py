@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ from jax_grpo.bench.harness import Bench, Prepared, main, torch_device
 SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64), "tiny": (2, 16, 2, 16)}
 
 
-def _flops(name: str) -> float:
+def _facts(name: str, dtype: Any) -> dict[str, Any]:
     rows, tokens, heads, width = SHAPES[name]
-    return 3 * 4.0 * rows * heads * width * tokens * (tokens + 1) / 2
+    return {"flops": 3 * 4.0 * rows * heads * width * tokens * (tokens + 1) / 2, "dtype": str(dtype)}
 
 
 def _written_out(q, k, v):
@@ -29,7 +30,7 @@ def _jax(name: str, *, function) -> Prepared:
     dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
     q, k, v = (jax.random.normal(jax.random.key(i), SHAPES[name], dtype) for i in range(3))
     step = jax.jit(jax.grad(lambda q, k, v: jnp.sum(function(q, k, v).astype(jnp.float32)), argnums=(0, 1, 2)))
-    return Prepared(lambda: step(q, k, v), {"flops": _flops(name), "dtype": dtype})
+    return Prepared(lambda: step(q, k, v), _facts(name, dtype))
 
 
 def _sdpa(name: str) -> Prepared:
@@ -44,7 +45,7 @@ def _sdpa(name: str) -> Prepared:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return torch.autograd.grad(out.float().sum(), (q, k, v))
 
-    return Prepared(step, {"flops": _flops(name), "dtype": str(dtype)})
+    return Prepared(step, _facts(name, dtype))
 
 
 LIBRARY = partial(jax.nn.dot_product_attention, is_causal=True)

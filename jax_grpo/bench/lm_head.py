@@ -110,7 +110,11 @@ class Head(NamedTuple):
     fused: bool = False
 
 
-BASELINES = {"typical": _typical, "plain": _plain, "best": _best}
+BASELINES = {
+    "typical": _typical,
+    "plain": _plain,
+    "best": _best,
+}  # they take padding rows for tokens, which costs nothing
 SMALL, HALF = Tiling(tokens=4096, vocab=4096), Tiling(logits_dtype="bfloat16")
 HEADS = {
     "materialised": Head("materialised"),
@@ -125,18 +129,10 @@ HEADS = {
 } | {name: Head(name) for name in BASELINES}
 
 
-def _logp(head: Head, shape: Shape, hidden_TH: jax.Array, embedding_VH: jax.Array, targets_T: jax.Array) -> jax.Array:
-    """Log-probabilities [T] of the targets. A baseline takes padding rows for tokens, which costs it nothing."""
-    if head.implementation in BASELINES:
-        return BASELINES[head.implementation](hidden_TH, embedding_VH.astype(hidden_TH.dtype), targets_T)
-    tokens = (hidden_TH[None], embedding_VH, targets_T[None])
-    how = {"vocab_size": shape.vocab_size, "temperature": 1.0, "tiling": head.tiling}
-    return LM_HEADS[head.implementation](*tokens, **how)[0][0]
-
-
 def step_of(name: str, shape: Shape) -> Callable:
     """The head's loss and its gradients in hidden states and embedding."""
     head = HEADS[name]
+    how = {"vocab_size": shape.vocab_size, "temperature": 1.0, "tiling": head.tiling}
 
     def losses(rows_C: Rows, logp_C: jax.Array, entropy_C: Any = None) -> jax.Array:
         """Clipped losses of tokens as sequences of length 1, each divided by the tokens of the batch."""
@@ -144,12 +140,13 @@ def step_of(name: str, shape: Shape) -> Callable:
         return surrogate(logp_C[:, None], old_C1, rows_C.advantages, mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
 
     def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
+        if name in BASELINES:
+            return jnp.sum(losses(rows, BASELINES[name](hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows.targets)))
+        tokens = (hidden_TH[None], embedding_VH, rows.targets[None])
         if not head.fused:
-            return jnp.sum(losses(rows, _logp(head, shape, hidden_TH, embedding_VH, rows.targets)))
+            return jnp.sum(losses(rows, LM_HEADS[head.implementation](*tokens, **how)[0][0]))
         work_1T = jnp.where(rows.mask > 0, LEARNS, IDLE)[None]
-        tokens = (hidden_TH[None], embedding_VH, rows.targets[None], work_1T)
-        how = {"vocab_size": shape.vocab_size, "temperature": 1.0, "tiling": head.tiling}
-        return FUSED_LOSSES[head.implementation](*tokens, losses, rows, **how)[0]
+        return FUSED_LOSSES[head.implementation](*tokens, work_1T, losses, rows, **how)[0]
 
     return jax.value_and_grad(loss, argnums=(0, 1))
 
@@ -202,7 +199,8 @@ def _jax(name: str, resolved: str) -> Prepared:
         hidden, embedding, *per_token = arrays(shape, masked).values()
         hidden_TH, embedding_VH = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(embedding, shape.param_dtype)
         targets_T, advantages_T, noise_T, mask_T = map(jnp.asarray, per_token)
-        true_logp_T = jax.jit(partial(_logp, HEADS["chunked-small"], shape))(hidden_TH, embedding_VH, targets_T)
+        head = jax.jit(partial(LM_HEADS["chunked"], vocab_size=shape.vocab_size, temperature=1.0, tiling=SMALL))
+        true_logp_T = head(hidden_TH[None], embedding_VH, targets_T[None])[0][0]
         rows = Rows(targets_T, advantages_T, true_logp_T + noise_T, mask_T)
         return partial(jax.jit(step_of(name, shape)), hidden_TH, embedding_VH, rows)
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from jax_grpo.system import devices
 
-ALLOCATOR = re.compile(
-    r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|TCMALLOC_"
-)  # variables that change how memory is allocated
+# Variables that change how memory is allocated.
+ALLOCATOR = re.compile(r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|TCMALLOC_")
 
 
 def machine() -> dict[str, Any]:

@@ -5,7 +5,6 @@ in `configs/` has that file's sizes and settings, read from it (`CONFIGS`); the 
 peer's process needs of this module imports no JAX: its memory would be charged for it.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,6 +59,8 @@ PROBLEMS = {
     "124m-64x192-bf16": Problem(12, 12, 768, 50257, 8, 8, 48, 144, "bfloat16"),
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
+# A block's matrices, in widths in and out.
+LINEAR = (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1))
 PEER_ROWS = 256  # most completions of a peer's backward pass; 1024 of the quickstart's at once would need over 8 GB
 ADVANTAGE = 0.1  # their mean: a loss that cancelled to nothing could not be compared relative to itself
 
@@ -82,13 +83,12 @@ def bench_of(
             raise ValueError(f"--problem {name!r}: expected one of {', '.join(lines)}")
         return json.dumps(problems[name] if name in problems else sizes_of(file))
 
-    def of_resolved(variant: Callable[[Problem], Prepared]) -> Callable[[str], Prepared]:
-        return lambda resolved: variant(problem_of(resolved))
-
     files = {name: f"the model, the batch and the settings of configs/{file.name}" for name, file in configs.items()}
     lines = files | {name: str(problem) for name, problem in problems.items()}
-    by_name = {name: of_resolved(variant) for name, variant in variants.items()}
-    return Bench(module, about, by_name, lines, bool(configs), resolve)
+    of_resolved = {
+        name: lambda resolved, variant=variant: variant(problem_of(resolved)) for name, variant in variants.items()
+    }
+    return Bench(module, about, of_resolved, lines, bool(configs), resolve)
 
 
 def problem_of(resolved: str) -> Problem:
@@ -174,28 +174,17 @@ def torch_arrays(problem: Problem) -> dict[str, Any]:
 def weights(problem: Problem) -> dict[str, np.ndarray]:
     """GPT-2 weights by Hugging Face name, N(0, 0.02), norms 1 and biases 0."""
     rng, width = np.random.default_rng(1), problem.width
-    linear = {
-        "attn.c_attn": (1, 3),
-        "attn.c_proj": (1, 1),
-        "mlp.c_fc": (1, 4),
-        "mlp.c_proj": (4, 1),
-    }  # widths in and out
-    shapes: dict[str, tuple[int, ...]] = {
-        "wte.weight": (problem.vocabulary, width),
-        "wpe.weight": (problem.positions, width),
+    blocks = [f"h.{layer}" for layer in range(problem.layers)]
+    linear = {f"{block}.{name}": (ins * width, outs * width) for block in blocks for name, ins, outs in LINEAR}
+    norms = ["ln_f", *(f"{block}.{name}" for block in blocks for name in ("ln_1", "ln_2"))]
+    matrices = {"wte": (problem.vocabulary, width), "wpe": (problem.positions, width)} | linear
+    values = {
+        f"{name}.weight": np.float32(0.02) * rng.standard_normal(shape, np.float32) for name, shape in matrices.items()
     }
-    for layer, (name, (ins, outs)) in itertools.product(range(problem.layers), linear.items()):
-        shapes[f"h.{layer}.{name}.weight"] = (ins * width, outs * width)
-        shapes[f"h.{layer}.{name}.bias"] = (outs * width,)
-    norms = ["ln_f", *(f"h.{layer}.{name}" for layer in range(problem.layers) for name in ("ln_1", "ln_2"))]
-    shapes |= {f"{name}.{kind}": (width,) for name in norms for kind in ("weight", "bias")}
-
-    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if len(shape) == 1:
-            return np.full(shape, "ln_" in name and name.endswith("weight"), np.float32)
-        return np.float32(0.02) * rng.standard_normal(shape, np.float32)
-
-    return {f"transformer.{name}": value(name, shape) for name, shape in shapes.items()}
+    values |= {f"{name}.bias": np.zeros(outs, np.float32) for name, (_, outs) in linear.items()}
+    values |= {f"{name}.weight": np.ones(width, np.float32) for name in norms}
+    values |= {f"{name}.bias": np.zeros(width, np.float32) for name in norms}
+    return {f"transformer.{name}": value for name, value in values.items()}
 
 
 def torch_weights(problem: Problem) -> dict[str, Any]:
