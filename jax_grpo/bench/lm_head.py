@@ -40,6 +40,7 @@ OBJECTIVE = ObjectiveConfig()
 SEQUENCE = 128  # tokens that share an advantage
 STEPS = 20  # of the problem with half of its tokens masked
 PARAM_DTYPES = ("bfloat16", "float32")
+Rows = dict[str, Any]  # of each token [T]: `targets`, `advantages`, `old_logp` and `mask`, of JAX or of PyTorch
 
 
 class Shape(NamedTuple):
@@ -76,15 +77,6 @@ def parse_shape(text: str) -> Shape:
     return Shape(tokens, width, -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE, vocab)
 
 
-class Rows(NamedTuple):
-    """Per token [T]."""
-
-    targets: jax.Array
-    advantages: jax.Array
-    old_logp: jax.Array
-    mask: jax.Array
-
-
 def _typical(hidden_TH, embedding_VH, targets_T):
     logp_TV = jax.nn.log_softmax((hidden_TH @ embedding_VH.T).astype(jnp.float32))
     return jnp.take_along_axis(logp_TV, targets_T[:, None], axis=1)[:, 0]
@@ -110,11 +102,8 @@ class Head(NamedTuple):
     fused: bool = False
 
 
-BASELINES = {
-    "typical": _typical,
-    "plain": _plain,
-    "best": _best,
-}  # they take padding rows for tokens, which costs nothing
+# Baselines take padding rows for tokens, which costs them nothing.
+BASELINES = {"typical": _typical, "plain": _plain, "best": _best}
 SMALL, HALF = Tiling(tokens=4096, vocab=4096), Tiling(logits_dtype="bfloat16")
 HEADS = {
     "materialised": Head("materialised"),
@@ -136,16 +125,18 @@ def step_of(name: str, shape: Shape) -> Callable:
 
     def losses(rows_C: Rows, logp_C: jax.Array, entropy_C: Any = None) -> jax.Array:
         """Clipped losses of tokens as sequences of length 1, each divided by the tokens of the batch."""
-        old_C1, mask_C1 = rows_C.old_logp[:, None], rows_C.mask[:, None]
-        return surrogate(logp_C[:, None], old_C1, rows_C.advantages, mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
+        old_C1, mask_C1 = rows_C["old_logp"][:, None], rows_C["mask"][:, None]
+        return surrogate(logp_C[:, None], old_C1, rows_C["advantages"], mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
 
     def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
         if name in BASELINES:
-            return jnp.sum(losses(rows, BASELINES[name](hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows.targets)))
-        tokens = (hidden_TH[None], embedding_VH, rows.targets[None])
+            return jnp.sum(
+                losses(rows, BASELINES[name](hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows["targets"]))
+            )
+        tokens = (hidden_TH[None], embedding_VH, rows["targets"][None])
         if not head.fused:
             return jnp.sum(losses(rows, LM_HEADS[head.implementation](*tokens, **how)[0][0]))
-        work_1T = jnp.where(rows.mask > 0, LEARNS, IDLE)[None]
+        work_1T = jnp.where(rows["mask"] > 0, LEARNS, IDLE)[None]
         return FUSED_LOSSES[head.implementation](*tokens, work_1T, losses, rows, **how)[0]
 
     return jax.value_and_grad(loss, argnums=(0, 1))
@@ -155,8 +146,8 @@ def abstract(shape: Shape) -> tuple[Any, Any, Rows]:
     """Shapes and dtypes of a head's arguments."""
     hidden_TH = jax.ShapeDtypeStruct((shape.tokens, shape.width), jnp.bfloat16)
     embedding_VH = jax.ShapeDtypeStruct((shape.rows, shape.width), jnp.dtype(shape.param_dtype))
-    targets_T, x_T = (jax.ShapeDtypeStruct((shape.tokens,), dtype) for dtype in (jnp.int32, jnp.float32))
-    return hidden_TH, embedding_VH, Rows(targets_T, x_T, x_T, x_T)
+    rows = dict.fromkeys(("advantages", "old_logp", "mask"), jax.ShapeDtypeStruct((shape.tokens,), jnp.float32))
+    return hidden_TH, embedding_VH, rows | {"targets": jax.ShapeDtypeStruct((shape.tokens,), jnp.int32)}
 
 
 def arrays(shape: Shape, masked: float) -> dict[str, np.ndarray]:
@@ -196,12 +187,13 @@ def _jax(name: str, resolved: str) -> Prepared:
     shape = Shape(*json.loads(resolved))
 
     def step_with(masked: float) -> Callable[[], Any]:
-        hidden, embedding, *per_token = arrays(shape, masked).values()
-        hidden_TH, embedding_VH = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(embedding, shape.param_dtype)
-        targets_T, advantages_T, noise_T, mask_T = map(jnp.asarray, per_token)
+        rows: Rows = {name: jnp.asarray(x) for name, x in arrays(shape, masked).items()}
+        hidden_TH, embedding_VH = (
+            rows.pop("hidden").astype(jnp.bfloat16),
+            rows.pop("embedding").astype(shape.param_dtype),
+        )
         head = jax.jit(partial(LM_HEADS["chunked"], vocab_size=shape.vocab_size, temperature=1.0, tiling=SMALL))
-        true_logp_T = head(hidden_TH[None], embedding_VH, targets_T[None])[0][0]
-        rows = Rows(targets_T, advantages_T, true_logp_T + noise_T, mask_T)
+        rows["old_logp"] = head(hidden_TH[None], embedding_VH, rows["targets"][None])[0][0] + rows.pop("noise")
         return partial(jax.jit(step_of(name, shape)), hidden_TH, embedding_VH, rows)
 
     def norm(gradients: Any) -> jax.Array:
@@ -210,7 +202,7 @@ def _jax(name: str, resolved: str) -> Prepared:
     return _prepared(shape, jax.devices()[0].device_kind, step_with, norm)
 
 
-def _torch_plain(shape: Shape, rows: dict[str, Any]) -> Callable:
+def _torch_plain(shape: Shape, rows: Rows) -> Callable:
     import torch
 
     def loss(hidden_TH, embedding_VH):
@@ -224,7 +216,7 @@ def _torch_plain(shape: Shape, rows: dict[str, Any]) -> Callable:
     return torch.compile(loss)
 
 
-def _liger(shape: Shape, rows: dict[str, Any]) -> Callable:
+def _liger(shape: Shape, rows: Rows) -> Callable:
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # pyright: ignore[reportMissingImports]
 
     head = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="bnpo")
@@ -242,7 +234,7 @@ def _liger(shape: Shape, rows: dict[str, Any]) -> Callable:
     return loss
 
 
-def _torch(make: Callable[[Shape, dict[str, Any]], Callable], resolved: str) -> Prepared:
+def _torch(make: Callable[[Shape, Rows], Callable], resolved: str) -> Prepared:
     """A head of PyTorch's on the same problem.
 
     Raises:

@@ -198,8 +198,16 @@ def work_of(problem: Problem) -> Any:
     """What a forward pass of the batch has to do: each prompt once, real tokens only."""
     from jax_grpo.model.flops import completions_work
 
-    prompt = np.ones((problem.prompts, problem.prompt), int)
-    return completions_work(prompt, np.ones((problem.prompts, problem.group, problem.completion), int))
+    data = arrays(problem)
+    return completions_work(np.ones_like(data["prompt"]), np.ones_like(data["completion"]))
+
+
+def flops_of(problem: Problem) -> float:
+    """Model FLOPs of the optimiser step."""
+    from jax_grpo.model.flops import training
+    from jax_grpo.model.gpt2 import GPT2Config
+
+    return training(GPT2Config(*problem.sizes), work_of(problem))
 
 
 def batch_of(problem: Problem) -> Any:
@@ -211,12 +219,8 @@ def batch_of(problem: Problem) -> Any:
     prompt, completion, advantages, old_logp, ref_logp = map(jnp.asarray, arrays(problem).values())
     return Batch(
         GroupedTokens(prompt, jnp.ones_like(prompt), completion, jnp.ones_like(completion)),
-        jnp.ones_like(old_logp, jnp.int32),
-        advantages,
-        jnp.ones(problem.rows, bool),
-        old_logp,
-        ref_logp,
-    )
+        jnp.ones_like(old_logp, jnp.int32), advantages, jnp.ones(problem.rows, bool), old_logp, ref_logp,
+    )  # fmt: skip
 
 
 def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:

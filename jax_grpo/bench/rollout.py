@@ -59,9 +59,9 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
     from jax_grpo.system import devices
 
     device, dtype = jax.devices()[0], jnp.dtype(problem.dtype)
-    leaves = {jax.tree_util.keystr(path): x.astype(dtype) for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    embedding = next(x for name, x in leaves.items() if "wte" in name)
-    matrices = [x for name, x in leaves.items() if x.ndim == 2 and "wte" not in name and "wpe" not in name]
+    named = {jax.tree_util.keystr(path): x.astype(dtype) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    embedding = next(x for name, x in named.items() if "wte" in name)
+    matrices = [x for name, x in named.items() if x.ndim == 2 and "wte" not in name and "wpe" not in name]
     if device.platform != "cpu":
         known = {target.device_kind: target.bandwidth for target in map(devices.read, devices.known())}
         # Tokens that are read from the caches, on average.

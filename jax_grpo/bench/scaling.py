@@ -3,7 +3,7 @@
     python -m jax_grpo.bench.scaling --json scaling.json
 
 One size varies while the others stay. Memory is that of the compiled program's buffers, which is exact; the time is that of
-the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `update_bytes` and `rollout_bytes` for memory.
+the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `expected_bytes` for memory.
 """
 
 import math
@@ -23,8 +23,6 @@ from jax_grpo.bench.problems import Problem
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import Program, Run, run_of
 from jax_grpo.model import flops
-from jax_grpo.model.flops import Work
-from jax_grpo.model.gpt2 import GPT2Config
 
 BASE = {"batch": 32, "length": 32, "width": 128, "depth": 2}
 SIZES = {"batch": (8, 32, 128), "length": (8, 32, 128), "width": (32, 128, 512), "depth": (1, 2, 8)}
@@ -36,22 +34,26 @@ FLOAT32 = 4  # bytes
 COSTS = (("time", "min_ms", "flops"), ("memory", "bytes", "expected_bytes"))
 
 
-def update_bytes(sizes: GPT2Config, work: Work, parameters: int, scores: int) -> float:
-    """Bytes of an optimiser step in float32 that recomputes nothing: weights, gradients, two moments, and what is kept.
+def expected_bytes(program: str, run: Run, problem: Problem) -> float:
+    """Bytes of a program in float32 by formula: all that is held, for N parameters.
 
-        4 (4 N + tokens * 16 L H + 2 L heads * scores + 2 V * predicted)
+        update   4 (4 N + tokens * 16 L H + 2 L heads * scores + 2 V * predicted)
+        rollout  4 (N + 2 L H * tokens + 2 V * rows)
 
-    Activations a block keeps are those of Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1,
-    without dropout. `scores` are of one head: its (query, key) pairs, masked ones included, since they take memory too.
+    An optimiser step that recomputes nothing holds weights, gradients, two moments, and of each block the activations of
+    Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1, without dropout; `scores` are of one head: its
+    (query, key) pairs, masked ones included, since they take memory too. Generation holds weights, keys and values, and one
+    step's logits.
     """
+    sizes, work = run.architecture, problems.work_of(problem)
+    parameters, layers, vocabulary = run.resident["parameters"] // FLOAT32, sizes.num_layers, 2 * sizes.vocab_size
+    if program == "rollout":
+        cache = 2 * layers * sizes.hidden_size * work.tokens
+        return FLOAT32 * (parameters + cache + vocabulary * problem.rows)
+    keys = problem.prompt + problem.completion
+    scores = problem.prompts * problem.prompt**2 + problem.rows * problem.completion * keys
     block = 16 * sizes.hidden_size * work.tokens + 2 * sizes.num_heads * scores
-    return FLOAT32 * (4 * parameters + sizes.num_layers * block + 2 * sizes.vocab_size * work.predicted)
-
-
-def rollout_bytes(sizes: GPT2Config, work: Work, parameters: int, rows: int) -> float:
-    """Bytes of generation in float32: 4 (N + 2 L H * tokens + 2 V * rows), weights, keys and values, one step's logits."""
-    cache = 2 * sizes.num_layers * sizes.hidden_size * work.tokens
-    return FLOAT32 * (parameters + cache + 2 * sizes.vocab_size * rows)
+    return FLOAT32 * (4 * parameters + layers * block + vocabulary * work.predicted)
 
 
 def exponents(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -116,18 +118,13 @@ def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
 
     step()  # warms up
     times = milliseconds(step, STEPS)
-    parameters, work = run.resident["parameters"] // FLOAT32, problems.work_of(problem)
-    forward = flops.forward(run.architecture, work)
-    keys = problem.prompt + problem.completion
-    scores = problem.prompts * problem.prompt**2 + problem.rows * problem.completion * keys
+    forward = flops.forward(run.architecture, problems.work_of(problem))
     return {
         "program": program.name,
         "median_ms": statistics.median(times),
         "min_ms": min(times),
         "bytes": memory.total,
-        "expected_bytes": rollout_bytes(run.architecture, work, parameters, problem.rows)
-        if rollout
-        else update_bytes(run.architecture, work, parameters, scores),
+        "expected_bytes": expected_bytes(program.name, run, problem),
         "flops": forward if rollout else (1 + flops.BACKWARD) * forward,
         # A rollout reads the weights once a token; an update reads and writes them, their moments and gradients once.
         "traffic_bytes": (problem.completion if rollout else 2) * memory.arguments,

@@ -48,14 +48,7 @@ def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
 
 
 def trainer_of(
-    problem: Problem,
-    folder: Path,
-    tokenizer: Any,
-    prompts: list[str],
-    *,
-    fused_head: bool,
-    callbacks: Any = None,
-    **more: Any,
+    problem: Problem, folder: Path, tokenizer: Any, prompts: list[str], fused_head: bool, callbacks=None, **more
 ) -> Any:
     """TRL's trainer of the model in the folder, with a reward of the text that costs next to nothing.
 

@@ -26,13 +26,7 @@ def _prepared(problem: Problem, step: Callable[[], Mapping[str, Any]], **facts: 
     def check(metrics: Mapping[str, Any]) -> dict[str, float]:
         return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
 
-    def after() -> dict[str, float]:
-        from jax_grpo.model import flops
-        from jax_grpo.model.gpt2 import GPT2Config
-
-        return {"flops": flops.training(GPT2Config(*problem.sizes), problems.work_of(problem))}
-
-    return Prepared(step, {"dtype": problem.dtype} | facts, check, after)
+    return Prepared(step, {"dtype": problem.dtype} | facts, check, lambda: {"flops": problems.flops_of(problem)})
 
 
 def jax_parts(problem: Problem, **sections: Mapping[str, Any]):
@@ -86,23 +80,19 @@ def _torch_ref(problem: Problem, *, compiled: bool) -> Prepared:
     parts = max(peer_parts(problem), config_of(problem).update.parts)
     config, data = config_of(problem, update={"micro_batches": parts}), problems.torch_arrays(problem)
     ids_BT = torch.cat([data["prompt"], data["completion"]], 1)
-
-    def aligned(x_BC: Any) -> Any:
-        return torch.nn.functional.pad(x_BC, (problem.prompt, 0))
-
-    old_logp_BT, ref_logp_BT = aligned(data["old_logp"]), aligned(data["ref_logp"])
-    mask_BT = aligned(torch.ones_like(data["old_logp"]))
-    batch = Batch(ids_BT, torch.ones_like(ids_BT), mask_BT, data["advantages"], old_logp_BT, ref_logp_BT)
+    of_completions = (torch.ones_like(data["old_logp"]), data["old_logp"], data["ref_logp"])
+    mask_BT, *logps_BT = (torch.nn.functional.pad(x_BC, (problem.prompt, 0)) for x_BC in of_completions)
+    batch = Batch(ids_BT, torch.ones_like(ids_BT), mask_BT, data["advantages"], *logps_BT)
     state = start(model, config, "fused")
     return _prepared(problem, lambda: optimiser_step(state, batch, config), device=torch_device(), micro_batches=parts)
 
 
 def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
-    import torch
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     from jax_grpo.bench import trl_peer
+    from torch_ref.optimiser import build_optimiser
 
     folder = Path(tempfile.mkdtemp())
     problems.transformers_model(problem, bos_token_id=1, eos_token_id=1).save_pretrained(folder)
@@ -112,12 +102,8 @@ def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
     )
     trainer = trl_peer.trainer_of(problem, folder, tokenizer, ["w3"] * problem.rows, fused_head=fused_head)
     micro_batches = trl_peer.inputs_of(problem, off_policy=True)
-    model, update = trainer.model, config_of(problem).update
-    model.train()
-    optimiser = torch.optim.AdamW(
-        model.parameters(), lr=update.learning_rate, betas=(update.beta1, update.beta2), fused=True,
-        weight_decay=update.weight_decay,
-    )  # fmt: skip
+    trainer.model.train()
+    optimiser = build_optimiser(trainer.model, config_of(problem).update, "fused")
 
     def step() -> Mapping[str, Any]:
         metrics = trl_peer.backward(trainer, problem, micro_batches)
