@@ -13,11 +13,11 @@ from tiny_bench import BENCH
 
 from jax_grpo.bench import all as suite_all
 from jax_grpo.bench import harness, rollout, scaling, update
-from jax_grpo.bench.machine import processor
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.bench.problems import config_of, problem_of
 from jax_grpo.config import load_config
 from jax_grpo.memory.programs import run_of
+from jax_grpo.system.devices import processor
 from jax_grpo.system.process import TRACEBACK, failure
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -225,7 +225,7 @@ def test_fewer_steps_than_a_median_wants_are_refused(capsys):
 def tiny_update() -> tuple[str, dict]:
     """The tiny problem, and what our update makes of it."""
     resolved = update.BENCH.resolve("tiny")
-    return resolved, harness.compared(harness.measure(update.BENCH.variants["jax_grpo"](resolved), 3))
+    return resolved, harness.measure(update.BENCH.variants["jax_grpo"](resolved), 3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ fails or takes too long is recorded with its reason. Results already in the fold
 runs every benchmark and variant on tiny sizes: whether all of it completes, before a machine is kept quiet for it.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jax_grpo.bench.harness import HEADER, command_parser, header, line, row, save, selected
+from jax_grpo.bench.harness import HEADER, command_parser, header, line, row, save, saved, selected
 from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.bench.pictures import save_pictures
 from jax_grpo.bench.scaling import exponent_lines
-from jax_grpo.system.process import failure
+from jax_grpo.system.process import child_record, failure
 
 CPU, ACCELERATOR = ("cpu",), ("accelerator",)
 
@@ -87,9 +86,8 @@ def dry(entry: Entry) -> Entry:
 
 def here() -> dict[str, Any]:
     """This machine and what it was measured to do; in a process of its own, which frees the device again."""
-    command = [sys.executable, "-m", "jax_grpo.bench.machine"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else machine()
+    record = child_record([sys.executable, "-m", "jax_grpo.bench.machine"], os.environ)
+    return machine() if "error" in record else record
 
 
 def run(entry: Entry, file: Path, seconds: float) -> str | None:
@@ -109,7 +107,7 @@ def run(entry: Entry, file: Path, seconds: float) -> str | None:
 
 def complete(record: Mapping[str, Any]) -> bool:
     """Whether a benchmark's data is there, with every variant of it."""
-    return "error" not in record and not any("error" in variant for variant in record.get("variants", {}).values())
+    return bool(record) and not any("error" in part for part in (record, *record.get("variants", {}).values()))
 
 
 def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -117,9 +115,11 @@ def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = []
     for name, record in results.items():
         times = {key: values.get("median_ms") for key, values in record.get("variants", {}).items()}
-        ours, others = next(iter(times), ""), [key for key in times if key.startswith(PEERS) and times[key]]
-        if times.get(ours) and others:
-            best = min(others, key=lambda key: times[key])
+        ours = next(iter(times), "")
+        best = min(
+            (key for key in times if key.startswith(PEERS) and times[key]), key=lambda key: times[key], default=""
+        )
+        if times.get(ours) and best:
             ratio = f"{times[best] / times[ours]:.2f}"
             lines.append(line(name, f"{ours} {times[ours]:.1f} ms", f"{best} {times[best]:.1f} ms", ratio))
     return [header("benchmark", "ours", "fastest peer", "peer / ours"), *lines, ""] if lines else []
@@ -129,9 +129,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown of every benchmark's variants."""
     lines = []
     for name, record in results.items():
-        lines += [f"## {name}", ""]
-        if "error" in record:
-            lines += [record["error"], ""]
+        lines += [f"## {name}", "", *([record["error"], ""] if "error" in record else [])]
         variants, fits = record.get("variants"), record.get("exponents", [])
         if variants or fits:
             about = record["machine"] | ({} if variants else record)  # a fit has the machine's speeds beside it
@@ -161,35 +159,27 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
     if arguments.dry_run:
         suite = {name: dry(entry) for name, entry in suite.items()}
     files = {name: folder / "raw" / f"{name}.json" for name in suite}
-    results = {name: {} if arguments.fresh else _read(file) for name, file in files.items()}
-    waiting = [name for name, record in results.items() if not record or not complete(record)]
+    if arguments.fresh:
+        for file in files.values():
+            file.unlink(missing_ok=True)
+    results = {name: saved(file) for name, file in files.items()}
+    waiting = [name for name, record in results.items() if not complete(record)]
     for number, name in enumerate(waiting):
         left_s = 60 * arguments.minutes - (time.monotonic() - started)
         share_s = left_s * suite[name].weight / sum(suite[other].weight for other in waiting[number:])
-        if arguments.fresh:
-            files[name].unlink(missing_ok=True)
         reason = run(suite[name], files[name], share_s)
-        results[name] = {key: value for key, value in _read(files[name]).items() if key != "error"}
+        results[name] = {key: value for key, value in saved(files[name]).items() if key != "error"}
         results[name] |= {"error": reason} if reason else {}
         save(files[name], results[name])
         print(f"{name}: {reason or 'done'} ({60 * arguments.minutes - left_s:.0f} s gone at its start)", flush=True)
     minutes = (time.monotonic() - started) / 60
     save(folder / "suite.json", {"minutes": minutes, "device": kind, "machine": machine_here})
-    text = f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {line_of(machine_here)}\n\n"
-    if arguments.dry_run:
-        text = f"A dry run on tiny sizes: no figure here means anything.\n\n{text}"
+    text = "A dry run on tiny sizes: no figure here means anything.\n\n" if arguments.dry_run else ""
+    text += f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {line_of(machine_here)}\n\n"
     text += "\n".join(peers(results)) + "\n" + table(results) + "\n"
     text += "".join(f"![{path.stem}]({path.name})\n" for path in save_pictures(results, folder))
     (folder / "README.md").write_text(text)
     print(f"saved: {folder / 'README.md'}")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """What the folder has of a benchmark; empty where a run was ended while it wrote."""
-    try:
-        return json.loads(file.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """Causal attention, forward and backward: the model's own, XLA's, cuDNN flash attention, and PyTorch's SDPA."""
 
 import math
-from typing import Literal
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.bench.harness import Bench, Prepared, main, torch_device, wait_for_torch
+from jax_grpo.bench.harness import Bench, Prepared, main, torch_device
 
 # rows, tokens, heads, width of a head; bfloat16 where the device is not a CPU: cuDNN's needs it
 SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64), "tiny": (2, 16, 2, 16)}
 
 
-def _flops(name: str) -> float:
+def _facts(name: str, dtype: Any) -> dict[str, Any]:
     rows, tokens, heads, width = SHAPES[name]
-    return 3 * 4.0 * rows * heads * width * tokens * (tokens + 1) / 2
+    return {"flops": 3 * 4.0 * rows * heads * width * tokens * (tokens + 1) / 2, "dtype": str(dtype)}
 
 
 def _written_out(q, k, v):
@@ -25,15 +26,11 @@ def _written_out(q, k, v):
     return jnp.einsum("bnts,bsnd->btnd", weights, v)
 
 
-def _jax(name: str, function) -> Prepared:
+def _jax(name: str, *, function) -> Prepared:
     dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
     q, k, v = (jax.random.normal(jax.random.key(i), SHAPES[name], dtype) for i in range(3))
     step = jax.jit(jax.grad(lambda q, k, v: jnp.sum(function(q, k, v).astype(jnp.float32)), argnums=(0, 1, 2)))
-    return Prepared(lambda: jax.block_until_ready(step(q, k, v)), {"flops": _flops(name), "dtype": dtype})
-
-
-def _library(implementation: Literal["xla", "cudnn"]):
-    return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+    return Prepared(lambda: step(q, k, v), _facts(name, dtype))
 
 
 def _sdpa(name: str) -> Prepared:
@@ -44,21 +41,21 @@ def _sdpa(name: str) -> Prepared:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     q, k, v = (torch.randn(rows, heads, tokens, width, device=device, dtype=dtype).requires_grad_() for _ in range(3))
 
-    def run() -> None:
+    def step():
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        torch.autograd.grad(out.float().sum(), (q, k, v))
-        wait_for_torch()
+        return torch.autograd.grad(out.float().sum(), (q, k, v))
 
-    return Prepared(run, {"flops": _flops(name), "dtype": str(dtype)})
+    return Prepared(step, _facts(name, dtype))
 
 
+LIBRARY = partial(jax.nn.dot_product_attention, is_causal=True)
 BENCH = Bench(
     "jax_grpo.bench.attention",
     __doc__,
     {
-        "model": lambda name: _jax(name, _written_out),
-        "xla": lambda name: _jax(name, _library("xla")),
-        "cudnn": lambda name: _jax(name, _library("cudnn")),
+        "model": partial(_jax, function=_written_out),
+        "xla": partial(_jax, function=partial(LIBRARY, implementation="xla")),
+        "cudnn": partial(_jax, function=partial(LIBRARY, implementation="cudnn")),
         "torch-sdpa": _sdpa,
     },
     {name: f"{b} rows x {t} tokens, {n} heads of {d}" for name, (b, t, n, d) in SHAPES.items()},

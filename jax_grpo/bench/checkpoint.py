@@ -6,13 +6,13 @@ A window of iterations is timed with a save at its start and without one, in tur
 the background counts. Reads are cold: the files are dropped from the page cache first.
 """
 
+import contextlib
 import hashlib
 import os
-import resource
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,78 +28,77 @@ from jax_grpo.run.folder import hardware
 from jax_grpo.trainer import Trainer
 
 WARM_UP = 2  # iterations, the first of which compiles
-CHUNK = 1 << 24  # bytes of one plain read
+ALONE = 3  # saves with nothing beside them, which hardly depend on the machine's load
+CHUNK, HASHED = 1 << 24, 16  # bytes of one plain read, and how many of them are hashed
 
 
-def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, float, Any]:
-    """Wall-clock seconds of `work(*arguments)`, CPU seconds of all threads meanwhile, in the kernel too, and its result."""
-    started, spent = time.perf_counter(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    result = jax.block_until_ready(work(*arguments))
-    return time.perf_counter() - started, sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - spent, result
-
-
-def drop_from_cache(folder: Path) -> None:
-    """Makes the next read of every file come from the disk."""
+def cold(folder: Path) -> list[Path]:
+    """A folder's files, whose next read comes from the disk."""
     os.sync()
-    for path in filter(Path.is_file, folder.rglob("*")):
+    paths = sorted(filter(Path.is_file, folder.rglob("*")))
+    for path in paths:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return paths
 
 
-def read_all(folder: Path) -> int:
-    """Bytes of a folder's files, read one after another and thrown away: what the disk gives at best to one reader."""
+def read_all(paths: list[Path]) -> int:
+    """Bytes of files that are read one after another and thrown away: what the disk gives at best to one reader."""
     count, buffer = 0, bytearray(CHUNK)
-    for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+    for path in paths:
         with path.open("rb", buffering=0) as file:
             while read := file.readinto(buffer):
                 count += read
     return count
 
 
-def train_window(trainer: Trainer, folder: Path, first: int, count: int, saves: bool) -> float:
-    """Trains `count` iterations, with a save at their start if asked; returns the seconds for which the save held them up."""
-    held_up_s = 0.0
-    with Checkpoints(folder, CheckpointConfig(keep_last=1, keep_best=0)) as checkpoints:
-        if saves:
-            held_up_s, *_ = timed(checkpoints.save, first, trainer.state, trainer.manifest(first, 0), {})
-        for iteration in range(first, first + count):
-            trainer.iterate(iteration)
-    return held_up_s
-
-
 def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict[str, Any]:
     """Figures of `pairs` repetitions; see the module."""
-    for number in range(WARM_UP):
-        trainer.iterate(number)
-    iteration, size = WARM_UP, 0
+    iteration, size = 0, 0
     wall: dict[str, list[float]] = defaultdict(list)
     cpu: dict[str, list[float]] = defaultdict(list)
 
-    def note(what: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        elapsed, spent, result = timed(work, *arguments)
-        wall[what].append(elapsed)
-        cpu[what].append(spent)
-        return result
+    @contextlib.contextmanager
+    def timed(what: str) -> Iterator[None]:
+        """Notes wall-clock seconds, and CPU seconds of all threads meanwhile, in the kernel too."""
+        started, spent = time.perf_counter(), time.process_time()
+        yield
+        wall[what].append(time.perf_counter() - started)
+        cpu[what].append(time.process_time() - spent)
 
-    def load_and_restore(path: Path) -> Any:
-        return restore(load(path), abstract(trainer.state))
+    def train(iterations: int, *, saves: bool) -> None:
+        """Trains some iterations, with a save at their start if asked; returns when it is on the disk."""
+        nonlocal iteration
+        with Checkpoints(folder, CheckpointConfig(keep_last=1, keep_best=0)) as checkpoints:
+            if saves:
+                with timed("blocked"):
+                    checkpoints.save(iteration, trainer.state, trainer.manifest(iteration, 0), {})
+            for _ in range(iterations):
+                trainer.iterate(iteration)
+                iteration += 1
 
+    train(WARM_UP, saves=False)
     for number in range(pairs):
         for saves in (False, True) if number % 2 == 0 else (True, False):
             os.sync()
-            what = "saving" if saves else "plain"
-            held_up_s = note(what, train_window, trainer, folder, iteration, window, saves)
-            iteration += window
-            wall["blocked"] += [held_up_s] if saves else []
+            with timed("saving" if saves else "plain"):
+                train(window, saves=saves)
         path = files.complete(folder)[-1]
-        drop_from_cache(path)
-        size = note("read", read_all, path)
-        drop_from_cache(path)
-        note("restore", load_and_restore, path)
-    for number in range(iteration, iteration + 3):  # with nothing beside it: hardly dependent on the machine's load
-        note("alone", train_window, trainer, folder, number, 0, True)
+        paths = cold(path)
+        with timed("read"):
+            size = read_all(paths)
+        cold(path)
+        with timed("restore"):
+            jax.block_until_ready(restore(load(path), abstract(trainer.state)))
+    save_blocks_s = median(wall["blocked"])
+    for _ in range(ALONE):
+        with timed("alone"):
+            train(0, saves=True)
+        iteration += 1
     data = bytes(CHUNK)
-    note("hash", lambda: [hashlib.sha256(data) for _ in range(16)])  # what verifying must cost
+    with timed("hash"):  # what verifying must cost
+        for _ in range(HASHED):
+            hashlib.sha256(data)
     # The windows of a pair are neighbours in time, so that a slow stretch of the machine is in both.
     added = [saving - plain for saving, plain in zip(wall["saving"], wall["plain"], strict=True)]
     iteration_s, iteration_cpu_s = median(wall["plain"]) / window, median(cpu["plain"]) / window
@@ -112,7 +111,7 @@ def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict[str
         "windows_with_a_save_s": wall["saving"],
         "windows_plain_cpu_s": cpu["plain"],
         "windows_with_a_save_cpu_s": cpu["saving"],
-        "save_blocks_s": median(wall["blocked"]),
+        "save_blocks_s": save_blocks_s,
         "save_adds_s": median(added),
         "save_adds_each_s": added,
         "iteration_cpu_s": iteration_cpu_s,
@@ -124,7 +123,7 @@ def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict[str
         "read_cold_s": wall["read"],
         "verify_and_restore_cold_s": wall["restore"],
         "verify_and_restore_cpu_s": median(cpu["restore"]),
-        "sha256_cpu_s": size * cpu["hash"][0] / (16 * CHUNK),
+        "sha256_cpu_s": size * cpu["hash"][0] / (HASHED * CHUNK),
         "disk_MB_per_s": size / median(wall["read"]) / 1e6,
         "restore_MB_per_s": size / median(wall["restore"]) / 1e6,
     }

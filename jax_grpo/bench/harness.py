@@ -22,7 +22,7 @@ from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.system import memory
 from jax_grpo.system.process import child_record
 
-Step = Callable[[], Any]  # does the work and waits for it
+Step = Callable[[], Any]  # does the work; its result is waited for
 LEAST_STEPS = 3  # timed, of every variant: a median of fewer is one measurement
 # Largest difference between a variant's numbers and the first one's, relative to the larger: the parity contract's, by dtype.
 AGREEMENT = {"loss": 1e-5, "grad_norm": 1e-4}
@@ -32,7 +32,7 @@ STEPS_SHARE = 0.4
 # Equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others.
 BORROWED = 2.5
 CHILD = "--child"  # first argument of a process that measures one variant; the second says which, as JSON
-ALLOCATORS = ("system", "gives-back")  # names of `--allocator`, by whether it gives back
+SYSTEM, GIVES_BACK = ALLOCATORS = ("system", "gives-back")  # names of `--allocator`
 
 
 class Disagreement(ValueError):
@@ -41,52 +41,33 @@ class Disagreement(ValueError):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A variant ready to run; nothing of it has run yet.
-
-    Attributes:
-        step: does the work and waits for it.
-        facts: known before it (FLOPs, dtype), for its record.
-        check: is given the first step's result before anything is timed; what it returns goes into the record, and of it `loss`
-            and `grad_norm` must be those of the first variant (`agree`).
-        after: facts that are measured after the steps, so that no step's memory has them.
-    """
+    """A variant ready to run; nothing of it has run yet. `facts`, and what `check` and `after` return, go into its record."""
 
     step: Step
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # known before it runs: FLOPs, dtype
+    # Given the first step's result before anything is timed: its `loss` and `grad_norm` must be the first variant's (`agree`).
     check: Callable[[Any], Mapping[str, Any]] = lambda _: {}
-    after: Callable[[], Mapping[str, Any]] = dict
+    after: Callable[[], Mapping[str, Any]] = dict  # measured after the steps, so that no step's memory has it
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark.
+    """A benchmark; the first variant is what the others' times are divided by."""
 
-    Attributes:
-        module: that `python -m` runs.
-        about: its first line is shown.
-        variants: by name; a variant takes the problem, resolved. The first is what the others' times are divided by.
-        problems: by name, one line each.
-        reads_configs: a problem may also be a run's config file, given as `--config`.
-        resolve: makes of a problem's name what its variants are given, or raises ValueError; called once, in the process that
-            measures nothing. As it comes: the name itself.
-    """
-
-    module: str
-    about: str | None
-    variants: Mapping[str, Callable[[str], Prepared]]
-    problems: Mapping[str, str]
-    reads_configs: bool = False
+    module: str  # that `python -m` runs
+    about: str | None  # its first line is shown
+    variants: Mapping[str, Callable[[str], Prepared]]  # by name; a variant takes the problem, resolved
+    problems: Mapping[str, str]  # by name, one line each
+    reads_configs: bool = False  # a problem may also be a run's config file, given as `--config`
+    # Makes of a problem's name what its variants are given, or raises ValueError; called in the process that measures nothing.
     resolve: Callable[[str], str] = str
 
 
 def agree(ours: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """Holds a variant's numbers to the first one's.
-
-    Args:
-        ours, first: records; `dtype` says how exact they are, `loss` and `grad_norm` are compared where `ours` has them.
+    """Holds a variant's `loss` and `grad_norm`, where its record has them, to those of the first one's record.
 
     Raises:
-        Disagreement: one is not finite, the first variant has none, or they are too far apart.
+        Disagreement: one is not finite, the first variant has none, or they are too far apart for their `dtype`.
     """
     exact = all(record.get("dtype", "float32") == "float32" for record in (ours, first))
     for name, tolerance in (AGREEMENT if exact else ROUNDED).items():
@@ -100,41 +81,45 @@ def agree(ours: Mapping[str, Any], first: Mapping[str, Any]) -> None:
             )
 
 
+def finished(result: Any) -> Any:
+    """The result, when the devices of JAX and of PyTorch, as far as they are loaded, are done with it."""
+    if jax := sys.modules.get("jax"):
+        jax.block_until_ready(result)
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result
+
+
 def milliseconds(step: Step, steps: int, until: float = math.inf) -> list[float]:
     """Of each of so many steps, `LEAST_STEPS` at least; no step beyond those is begun after `until` of `time.monotonic()`."""
     times: list[float] = []
     while len(times) < LEAST_STEPS or (len(times) < steps and time.monotonic() < until):
         started = time.perf_counter()
-        step()
+        finished(step())
         times.append(1e3 * (time.perf_counter() - started))
     return times
 
 
 def best_ms(step: Step, steps: int = LEAST_STEPS) -> float:
     """Least milliseconds of some steps, after one that compiles."""
-    step()
+    finished(step())
     return min(milliseconds(step, steps))
 
 
 def measure(
     prepared: Prepared, steps: int, until: float = math.inf, expected: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Milliseconds of the steps, each waited for, and the most memory that the process and the device held.
+    """Milliseconds of the steps (see `milliseconds`), and the most memory that the process and the device held.
 
     The first step, which compiles, has a peak of its own (`first_step_peak_bytes`); the peak of the record is that of the steps
-    after it, with what was freed given back before them.
-
-    Args:
-        prepared: the variant.
-        steps, until: see `milliseconds`.
-        expected: the first variant's record; None for the first variant itself.
+    after it, with what was freed given back before them. `expected` is the first variant's record; None for the first itself.
 
     Raises:
         Disagreement: see `agree`.
     """
     _count_peak_anew()  # reading weights is not the work
     started = time.perf_counter()
-    result = prepared.step()
+    result = finished(prepared.step())
     first_s, first_peak = time.perf_counter() - started, memory.peak()
     facts = {**prepared.facts, **prepared.check(result)}
     agree(facts, facts if expected is None else expected)
@@ -179,14 +164,6 @@ def torch_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def wait_for_torch() -> None:
-    """Returns when PyTorch's device is done."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def run_child(
     bench: Bench,
     variant: str,
@@ -194,17 +171,9 @@ def run_child(
     steps: int,
     limit_s: float,
     expected: Mapping[str, Any] | None = None,
-    allocator: str = ALLOCATORS[0],
+    allocator: str = SYSTEM,
 ) -> dict[str, Any]:
-    """A variant's record from a fresh process; `error` when it has none.
-
-    Args:
-        bench, variant: what is run.
-        problem: resolved.
-        steps, expected: see `measure`.
-        limit_s: seconds after which it is ended.
-        allocator: see `--allocator`.
-    """
+    """A variant's record (`measure`) from a fresh process, which is ended after `limit_s` seconds; `error` when it has none."""
     if limit_s <= 0:
         return {"error": "left out: the seconds were over"}
     given = {"variant": variant, "problem": problem, "steps": steps, "limit_s": STEPS_SHARE * limit_s}
@@ -217,25 +186,13 @@ def run_child(
         return {"error": f"not done after {limit_s:.0f} s"}
 
 
-def _child(
-    bench: Bench,
-    variant: str,
-    problem: str,
-    steps: int,
-    limit_s: float,
-    allocator: str,
-    expected: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The record of the variant that this process was started for; see `run_child`."""
-    until = time.monotonic() + limit_s
-    if allocator == ALLOCATORS[True]:
+def _child(bench: Bench, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of the variant that this process was started for; `given`: by `run_child`."""
+    until = time.monotonic() + given["limit_s"]
+    if given["allocator"] == GIVES_BACK:
         memory.give_back_early()
-    return measure(bench.variants[variant](problem), steps, until, expected)
-
-
-def compared(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What `agree` needs of a record; nothing where the variant has no record."""
-    return {name: record[name] for name in (*AGREEMENT, "dtype") if name in record}
+    prepared = bench.variants[given["variant"]](given["problem"])
+    return measure(prepared, given["steps"], until, given["expected"])
 
 
 def line(*cells: Any) -> str:
@@ -272,9 +229,10 @@ def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 def command_parser(
     module: str, about: str | None, parents: Sequence[argparse.ArgumentParser] = ()
 ) -> argparse.ArgumentParser:
-    """A parser that calls itself by its module; `about`: its first line is shown."""
-    about = (about or "").partition("\n")[0]
-    return argparse.ArgumentParser(prog=f"python -m {module}", description=about, parents=parents)
+    """A parser that calls itself by its module, and shows the first line of what it is `about`."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=(about or "").partition("\n")[0], parents=parents
+    )
 
 
 def command_of(module: str, argv: Sequence[str] | None) -> str:
@@ -300,26 +258,29 @@ def save(file: str | Path | None, record: Mapping[str, Any]) -> None:
         Path(file).write_text(json.dumps(record, indent=1) + "\n")
 
 
+def saved(file: str | Path | None) -> dict[str, Any]:
+    """What an earlier run saved; empty where there is none, or it was ended while it wrote."""
+    try:
+        return json.loads(Path(file).read_text()) if file else {}
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
 def parser_of(bench: Bench, parents: Sequence[argparse.ArgumentParser] = ()) -> argparse.ArgumentParser:
     """The benchmark's own arguments, and those of `parents`."""
     parser = command_parser(bench.module, bench.about, parents)
-    parser.add_argument("--problem", default=next(iter(bench.problems)), help=", ".join(bench.problems))
+    option = parser.add_argument
+    option("--problem", default=next(iter(bench.problems)), help=", ".join(bench.problems))
     if bench.reads_configs:
-        parser.add_argument(
-            "--config", dest="problem", metavar="FILE", help="a run's config: its sizes are the problem"
-        )
-    parser.add_argument("--variants", help=f"of {', '.join(bench.variants)}; all of them otherwise")
-    parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
-    parser.add_argument("--steps", type=int, default=10, help=f"timed; at least {LEAST_STEPS}")
-    parser.add_argument("--limit", type=float, default=600, help="seconds a variant may take")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="that all variants may take, shared fairly")
-    parser.add_argument("--resume", action="store_true", help="keep the variants that --json FILE already has")
-    parser.add_argument(
-        "--allocator",
-        choices=ALLOCATORS,
-        default=ALLOCATORS[0],
-        help="of every variant, peers too: the system's as it comes, or made to give freed memory back, as jax_grpo.train does",
-    )
+        option("--config", dest="problem", metavar="FILE", help="a run's config: its sizes are the problem")
+    option("--variants", help=f"of {', '.join(bench.variants)}; all of them otherwise")
+    option("--json", metavar="FILE", help="where to write the raw data")
+    option("--steps", type=int, default=10, help=f"timed; at least {LEAST_STEPS}")
+    option("--limit", type=float, default=600, help="seconds a variant may take")
+    option("--seconds", type=float, default=math.inf, help="that all variants may take, shared fairly")
+    option("--resume", action="store_true", help="keep the variants that --json FILE already has")
+    allocator = "of every variant, peers too: the system's as it comes, or made to give freed memory back, as jax_grpo.train does"
+    option("--allocator", choices=ALLOCATORS, default=SYSTEM, help=allocator)
     return parser
 
 
@@ -327,7 +288,7 @@ def main(bench: Bench, argv: list[str] | None = None, parents: Sequence[argparse
     """The benchmark's command line."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == [CHILD]:
-        print(json.dumps(_child(bench, **json.loads(words[1]))))
+        print(json.dumps(_child(bench, json.loads(words[1]))))
         return
     started, parser = time.monotonic(), parser_of(bench, parents)
     arguments = parser.parse_args(words)
@@ -344,23 +305,21 @@ def main(bench: Bench, argv: list[str] | None = None, parents: Sequence[argparse
     record |= {"resolved": resolved, "allocator": arguments.allocator, "machine": machine(), "variants": {}}
     about = bench.problems.get(arguments.problem, "the sizes of that problem")
     print(f"# {record['command']}\n# {about}\n# {line_of(record['machine'])}\n{HEADER}")
-    earlier = _earlier(arguments.json, record) if arguments.resume and arguments.json else {}
+    earlier = _earlier(saved(arguments.json), record) if arguments.resume else {}
     results = record["variants"]
     for number, name in enumerate(names):
         left_s = arguments.seconds - (time.monotonic() - started)
         limit_s = min(arguments.limit, left_s, BORROWED * left_s / (len(names) - number))
-        expected = compared(results[names[0]]) if number else None
+        expected = results[names[0]] if number else None
         how = (arguments.steps, limit_s, expected, arguments.allocator)
         results[name] = earlier.get(name) or run_child(bench, name, resolved, *how)
         print(row(name, results[name], results[names[0]]), flush=True)
         save(arguments.json, record)
 
 
-def _earlier(file: str, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _earlier(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Variants without an error in an earlier run's data of the same problem, on the same machine, with the same allocator."""
-    earlier = json.loads(Path(file).read_text()) if Path(file).exists() else {}
-    if any(earlier.get(name) != record[name] for name in ("problem", "resolved", "allocator")):
-        return {}
-    if earlier["machine"].get("processor") != record["machine"]["processor"]:
+    same = all(earlier.get(name) == record[name] for name in ("problem", "resolved", "allocator"))
+    if not same or earlier["machine"].get("processor") != record["machine"]["processor"]:
         return {}
     return {name: variant for name, variant in earlier["variants"].items() if "error" not in variant}

@@ -9,17 +9,20 @@ LM head among them; the others are extra.
 """
 
 import dataclasses
+import itertools
 import json
+import queue
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, main
+from jax_grpo.bench.harness import Prepared, finished, main
 from jax_grpo.bench.problems import Problem, batch_of, bench_of, problem_of
 from jax_grpo.config import Config
 
@@ -40,93 +43,91 @@ def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
     return problems.config_of(problem._replace(prompt=LONGEST), **sections)
 
 
-def positions(config: Config) -> list[Any]:
-    """Packaged positions whose prompts are of one padded width."""
+def prompts(config: Config) -> list[tuple[Any, str]]:
+    """Packaged positions whose prompts are of one padded width, and the texts of those prompts."""
     from jax_grpo.model.tokenizer import Tokenizer
     from jax_grpo.positions.dataset import read_packaged
     from jax_grpo.rollout.generate import padded_length
     from jax_grpo.tasks import make_task
 
-    tokenizer, task = Tokenizer.load(config.model.tokenizer), make_task(config.task)
-    packaged = read_packaged("train")[:LOOKED_AT]
-    lengths = map(len, tokenizer.encode_batch([task.prompt(position, 0).text for position in packaged]))
-    width = padded_length(PROMPT_TOKENS)
-    return [position for position, length in zip(packaged, lengths, strict=True) if padded_length(length) == width]
+    task, width = make_task(config.task), padded_length(PROMPT_TOKENS)
+    candidates = [(position, task.prompt(position, 0).text) for position in read_packaged("train")[:LOOKED_AT]]
+    encoded = Tokenizer.load(config.model.tokenizer).encode_batch([text for _, text in candidates])
+    return [prompt for prompt, ids in zip(candidates, encoded, strict=True) if padded_length(len(ids)) == width]
 
 
-def _jax(name: str, **sections: Mapping[str, Any]) -> Prepared:
+def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
     import jax
 
     from jax_grpo.batch import Batch
     from jax_grpo.positions.dataset import PromptDataset
     from jax_grpo.trainer import Trainer
 
-    problem = problem_of(name)
     config = config_of(problem, **sections)
     trainer = Trainer(config)
-    trainer.dataset = PromptDataset(positions(config), config.seed)
-    latest: dict[str, Any] = {"iteration": 0}
+    trainer.dataset = PromptDataset([position for position, _ in prompts(config)], config.seed)
+    metrics: dict[str, float] = {}
+    iterations = itertools.count()
 
-    def run() -> Batch:
-        latest["metrics"], _, batch = trainer.iterate(latest["iteration"])
-        jax.block_until_ready(trainer.state)
-        latest["iteration"] += 1
+    def step() -> Batch:
+        latest, _, batch = trainer.iterate(next(iterations))
+        metrics.update(latest)
+        finished(trainer.state)
         return batch
 
     def check(batch: Batch) -> dict[str, Any]:
         """The loss of the batch that the peers have too, by the update that the first iteration has compiled."""
-        length = latest["metrics"]["completion_length/mean"]
-        assert length > 0.95 * problem.completion, "completions are of (nearly) full length"
+        assert metrics["completion_length/mean"] > 0.95 * problem.completion, "completions are of (nearly) full length"
         given = batch_of(problem)
         on_policy = {"old_logp_BS": batch.old_logp_BS, "sampling_logp_BS": batch.sampling_logp_BS}
         given = dataclasses.replace(given, mask_BS=given.mask_BS.astype(batch.mask_BS.dtype), **on_policy)
-        arrays = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (given, batch)]
-        assert arrays[0] == arrays[1], "prompts of one width, for which the update is compiled"
-        trainer.state, metrics = trainer.update(trainer.state, given)
-        return {key: float(metrics[key]) for key in ("loss", "grad_norm")}
+        ours, expected = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (given, batch))
+        assert ours == expected, "prompts of one width, for which the update is compiled"
+        trainer.state, results = trainer.update(trainer.state, given)
+        return {key: float(results[key]) for key in ("loss", "grad_norm")}
 
     def after() -> dict[str, Any]:
         phases = ("rollout", "reward", "score", "update")
-        return {"last_iteration": {f"{phase}_ms": 1e3 * latest["metrics"][f"time/{phase}"] for phase in phases}}
+        return {"last_iteration": {f"{phase}_ms": 1e3 * metrics[f"time/{phase}"] for phase in phases}}
 
     facts = {"dtype": problem.dtype, "device": str(jax.devices()[0]), "lm_head": config.lm_head.model_dump()}
-    return Prepared(run, facts, check, after)
+    return Prepared(step, facts, check, after)
 
 
-def save_for_trl(name: str, to: str) -> None:
+def save_for_trl(resolved: str, to: str) -> None:
     """The policy that ours starts from, with its tokenizer, and `prompts.json`: the texts of the positions that it reads."""
     from jax_grpo.export.tokenizer import save_for_transformers
     from jax_grpo.model.named import load_policy
     from jax_grpo.model.weights import save_hf
-    from jax_grpo.tasks import make_task
 
-    config, folder = config_of(problem_of(name)), Path(to)
+    config, folder = config_of(problem_of(resolved)), Path(to)
     policy = load_policy(config.model, config.seed, 1)
     save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
     save_for_transformers(policy.tokenizer, folder, 1024)
-    task = make_task(config.task)
-    texts = [task.prompt(position, 0).text for position in positions(config)]
-    (folder / "prompts.json").write_text(json.dumps(texts))
+    (folder / "prompts.json").write_text(json.dumps([text for _, text in prompts(config)]))
 
 
-def _trl(name: str, *, fused_head: bool) -> Prepared:
+def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
     """`GRPOTrainer.train` itself, held after each step by a callback, so that steps can be timed one by one."""
     from transformers import AutoTokenizer, TrainerCallback
 
     from jax_grpo.bench import trl_peer
 
-    problem, folder = problem_of(name), Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp())
     saving = "import sys; from jax_grpo.bench import iteration; iteration.save_for_trl(*sys.argv[1:])"
-    subprocess.run([sys.executable, "-c", saving, name, str(folder)], check=True)  # JAX's memory is not TRL's
+    # JAX's memory is not TRL's.
+    subprocess.run([sys.executable, "-c", saving, json.dumps(problem), str(folder)], check=True)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.eos_token
-    go, done = threading.Semaphore(0), threading.Semaphore(0)
-    failed: list[BaseException] = []
+    go: queue.SimpleQueue[None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[BaseException | None] = (
+        queue.SimpleQueue()
+    )  # after each step, and with what ended the training
 
     class OneByOne(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            done.release()
-            go.acquire()
+            done.put(None)
+            go.get()
 
     trainer = trl_peer.trainer_of(
         problem, folder, tokenizer, json.loads((folder / "prompts.json").read_text()), fused_head=fused_head,
@@ -134,30 +135,26 @@ def _trl(name: str, *, fused_head: bool) -> Prepared:
     )  # fmt: skip
 
     def train() -> None:
+        go.get()
         try:
             trainer.train()
+            done.put(None)
         except BaseException as error:
-            failed.append(error)
-        done.release()
+            done.put(error)
 
-    thread = threading.Thread(target=train, daemon=True)
+    threading.Thread(target=train, daemon=True).start()
 
-    def run() -> None:
-        if thread.ident is None:
-            thread.start()
-        else:
-            go.release()
-        done.acquire()
-        if failed:
-            raise failed[0]
+    def step() -> None:
+        go.put(None)
+        if error := done.get():
+            raise error
 
     def check(_: None) -> dict[str, float]:
         results = trl_peer.backward(trainer, problem, trl_peer.inputs_of(problem, off_policy=False))
-        assert trainer.model is not None
         trainer.model.zero_grad()
         return results
 
-    return Prepared(run, {"dtype": problem.dtype}, check)
+    return Prepared(step, {"dtype": problem.dtype}, check)
 
 
 BENCH = bench_of(
@@ -165,10 +162,10 @@ BENCH = bench_of(
     __doc__,
     {
         "jax_grpo": _jax,
-        "jax_grpo-chunked": lambda name: _jax(name, lm_head=CHUNKED),
-        "jax_grpo-chunked-remat": lambda name: _jax(name, lm_head=CHUNKED, model={"remat": True}),
-        "TRL": lambda name: _trl(name, fused_head=True),
-        "TRL-plain-head": lambda name: _trl(name, fused_head=False),
+        "jax_grpo-chunked": partial(_jax, lm_head=CHUNKED),
+        "jax_grpo-chunked-remat": partial(_jax, lm_head=CHUNKED, model={"remat": True}),
+        "TRL": partial(_trl, fused_head=True),
+        "TRL-plain-head": partial(_trl, fused_head=False),
     },
     PROBLEMS,
     {},

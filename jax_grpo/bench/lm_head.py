@@ -9,10 +9,10 @@ linear GRPO loss, which needs a GPU.
 """
 
 import argparse
-import functools
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.bench import harness
-from jax_grpo.bench.harness import Bench, Prepared, milliseconds, torch_device, wait_for_torch
+from jax_grpo.bench.harness import Bench, Prepared, finished, milliseconds, torch_device
 from jax_grpo.bench.machine import line_of, machine
 from jax_grpo.bench.problems import ADVANTAGE
 from jax_grpo.config.learning import ObjectiveConfig
@@ -40,6 +40,7 @@ OBJECTIVE = ObjectiveConfig()
 SEQUENCE = 128  # tokens that share an advantage
 STEPS = 20  # of the problem with half of its tokens masked
 PARAM_DTYPES = ("bfloat16", "float32")
+Rows = dict[str, Any]  # of each token [T]: `targets`, `advantages`, `old_logp` and `mask`, of JAX or of PyTorch
 
 
 class Shape(NamedTuple):
@@ -49,7 +50,7 @@ class Shape(NamedTuple):
     width: int
     rows: int
     vocab_size: int
-    param_dtype: str = "bfloat16"
+    param_dtype: str = PARAM_DTYPES[0]
 
 
 SHAPES = {
@@ -76,15 +77,6 @@ def parse_shape(text: str) -> Shape:
     return Shape(tokens, width, -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE, vocab)
 
 
-class Rows(NamedTuple):
-    """Per token [T]."""
-
-    targets: jax.Array
-    advantages: jax.Array
-    old_logp: jax.Array
-    mask: jax.Array
-
-
 def _typical(hidden_TH, embedding_VH, targets_T):
     logp_TV = jax.nn.log_softmax((hidden_TH @ embedding_VH.T).astype(jnp.float32))
     return jnp.take_along_axis(logp_TV, targets_T[:, None], axis=1)[:, 0]
@@ -102,10 +94,6 @@ def _best(hidden_TH, embedding_VH, targets_T):
     return target_T - jax.nn.logsumexp(logits_TV, axis=-1)
 
 
-BASELINES = {"typical": _typical, "plain": _plain, "best": _best}
-SMALL = Tiling(tokens=4096, vocab=4096)
-
-
 class Head(NamedTuple):
     """A way to call an implementation: a fused one is given the loss of each token, the others return log-probabilities."""
 
@@ -113,18 +101,10 @@ class Head(NamedTuple):
     tiling: Tiling = WHOLE
     fused: bool = False
 
-    def how(self, shape: Shape) -> dict[str, Any]:
-        return {"vocab_size": shape.vocab_size, "temperature": 1.0, "tiling": self.tiling}
 
-    def logp(self, shape: Shape, hidden_TH: jax.Array, embedding_VH: jax.Array, targets_T: jax.Array) -> jax.Array:
-        """Log-probabilities [T] of the targets. A baseline takes padding rows for tokens, which costs it nothing."""
-        if self.implementation in BASELINES:
-            return BASELINES[self.implementation](hidden_TH, embedding_VH.astype(hidden_TH.dtype), targets_T)
-        head = LM_HEADS[self.implementation]
-        return head(hidden_TH[None], embedding_VH, targets_T[None], **self.how(shape))[0][0]
-
-
-HALF = Tiling(logits_dtype="bfloat16")
+# Baselines take padding rows for tokens, which costs them nothing.
+BASELINES = {"typical": _typical, "plain": _plain, "best": _best}
+SMALL, HALF = Tiling(tokens=4096, vocab=4096), Tiling(logits_dtype="bfloat16")
 HEADS = {
     "materialised": Head("materialised"),
     "materialised-bf16": Head("materialised", HALF),
@@ -141,32 +121,33 @@ HEADS = {
 def step_of(name: str, shape: Shape) -> Callable:
     """The head's loss and its gradients in hidden states and embedding."""
     head = HEADS[name]
+    how = {"vocab_size": shape.vocab_size, "temperature": 1.0, "tiling": head.tiling}
 
     def losses(rows_C: Rows, logp_C: jax.Array, entropy_C: Any = None) -> jax.Array:
         """Clipped losses of tokens as sequences of length 1, each divided by the tokens of the batch."""
-        old_C1, mask_C1 = rows_C.old_logp[:, None], rows_C.mask[:, None]
-        return surrogate(logp_C[:, None], old_C1, rows_C.advantages, mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
+        old_C1, mask_C1 = rows_C["old_logp"][:, None], rows_C["mask"][:, None]
+        return surrogate(logp_C[:, None], old_C1, rows_C["advantages"], mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
 
     def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
+        if name in BASELINES:
+            return jnp.sum(
+                losses(rows, BASELINES[name](hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows["targets"]))
+            )
+        tokens = (hidden_TH[None], embedding_VH, rows["targets"][None])
         if not head.fused:
-            return jnp.sum(losses(rows, head.logp(shape, hidden_TH, embedding_VH, rows.targets)))
-        work_1T = jnp.where(rows.mask > 0, LEARNS, IDLE)[None]
-        tokens = (hidden_TH[None], embedding_VH, rows.targets[None], work_1T)
-        return FUSED_LOSSES[head.implementation](*tokens, losses, rows, **head.how(shape))[0]
+            return jnp.sum(losses(rows, LM_HEADS[head.implementation](*tokens, **how)[0][0]))
+        work_1T = jnp.where(rows["mask"] > 0, LEARNS, IDLE)[None]
+        return FUSED_LOSSES[head.implementation](*tokens, work_1T, losses, rows, **how)[0]
 
     return jax.value_and_grad(loss, argnums=(0, 1))
 
 
 def abstract(shape: Shape) -> tuple[Any, Any, Rows]:
     """Shapes and dtypes of a head's arguments."""
-
-    def of(dtype: Any, *sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, dtype)
-
-    per_token = of(jnp.float32, shape.tokens)
-    rows = Rows(of(jnp.int32, shape.tokens), per_token, per_token, per_token)
-    embedding_VH = of(jnp.dtype(shape.param_dtype), shape.rows, shape.width)
-    return of(jnp.bfloat16, shape.tokens, shape.width), embedding_VH, rows
+    hidden_TH = jax.ShapeDtypeStruct((shape.tokens, shape.width), jnp.bfloat16)
+    embedding_VH = jax.ShapeDtypeStruct((shape.rows, shape.width), jnp.dtype(shape.param_dtype))
+    rows = dict.fromkeys(("advantages", "old_logp", "mask"), jax.ShapeDtypeStruct((shape.tokens,), jnp.float32))
+    return hidden_TH, embedding_VH, rows | {"targets": jax.ShapeDtypeStruct((shape.tokens,), jnp.int32)}
 
 
 def arrays(shape: Shape, masked: float) -> dict[str, np.ndarray]:
@@ -186,15 +167,6 @@ def arrays(shape: Shape, masked: float) -> dict[str, np.ndarray]:
     }
 
 
-def problem(shape: Shape, masked: float) -> tuple[jax.Array, jax.Array, Rows]:
-    """A head's arguments; see `arrays`."""
-    hidden, embedding, *per_token = arrays(shape, masked).values()
-    hidden_TH, embedding_VH = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(embedding, shape.param_dtype)
-    targets_T, advantages_T, noise_T, mask_T = map(jnp.asarray, per_token)
-    logp_T = jax.jit(functools.partial(Head("chunked", SMALL).logp, shape))(hidden_TH, embedding_VH, targets_T)
-    return hidden_TH, embedding_VH, Rows(targets_T, advantages_T, logp_T + noise_T, mask_T)
-
-
 def _prepared(shape: Shape, device: str, step_with: Callable[[float], Callable[[], Any]], norm: Callable) -> Prepared:
     """A variant whose step, made for a share of masked tokens, returns the loss and both gradients; `norm` is theirs."""
 
@@ -204,7 +176,7 @@ def _prepared(shape: Shape, device: str, step_with: Callable[[float], Callable[[
 
     def after() -> dict[str, float]:
         step = step_with(0.5)
-        step()  # compiles
+        finished(step())  # compiles
         return {"half_masked_ms": statistics.median(milliseconds(step, STEPS))}
 
     flops = (1 + BACKWARD) * head_flops(shape.tokens, shape.width, shape.rows)
@@ -215,8 +187,14 @@ def _jax(name: str, resolved: str) -> Prepared:
     shape = Shape(*json.loads(resolved))
 
     def step_with(masked: float) -> Callable[[], Any]:
-        arguments, step = problem(shape, masked), jax.jit(step_of(name, shape))
-        return lambda: jax.block_until_ready(step(*arguments))
+        rows: Rows = {name: jnp.asarray(x) for name, x in arrays(shape, masked).items()}
+        hidden_TH, embedding_VH = (
+            rows.pop("hidden").astype(jnp.bfloat16),
+            rows.pop("embedding").astype(shape.param_dtype),
+        )
+        head = jax.jit(partial(LM_HEADS["chunked"], vocab_size=shape.vocab_size, temperature=1.0, tiling=SMALL))
+        rows["old_logp"] = head(hidden_TH[None], embedding_VH, rows["targets"][None])[0][0] + rows.pop("noise")
+        return partial(jax.jit(step_of(name, shape)), hidden_TH, embedding_VH, rows)
 
     def norm(gradients: Any) -> jax.Array:
         return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in gradients))
@@ -224,7 +202,7 @@ def _jax(name: str, resolved: str) -> Prepared:
     return _prepared(shape, jax.devices()[0].device_kind, step_with, norm)
 
 
-def _torch_plain(shape: Shape, rows: dict[str, Any]) -> Callable:
+def _torch_plain(shape: Shape, rows: Rows) -> Callable:
     import torch
 
     def loss(hidden_TH, embedding_VH):
@@ -238,7 +216,7 @@ def _torch_plain(shape: Shape, rows: dict[str, Any]) -> Callable:
     return torch.compile(loss)
 
 
-def _liger(shape: Shape, rows: dict[str, Any]) -> Callable:
+def _liger(shape: Shape, rows: Rows) -> Callable:
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # pyright: ignore[reportMissingImports]
 
     head = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="bnpo")
@@ -247,19 +225,16 @@ def _liger(shape: Shape, rows: dict[str, Any]) -> Callable:
 
     def loss(hidden_TH, embedding_VH):
         value, _ = head(
-            _input=hidden_TH.view(-1, SEQUENCE, shape.width),
-            lin_weight=embedding_VH[: shape.vocab_size],
-            selected_token_ids=by_sequence["targets"],
-            attention_mask=by_sequence["mask"],
-            advantages=by_sequence["advantages"][:, 0],
-            old_per_token_logps=by_sequence["old_logp"],
-        )
+            _input=hidden_TH.view(-1, SEQUENCE, shape.width), lin_weight=embedding_VH[: shape.vocab_size],
+            selected_token_ids=by_sequence["targets"], attention_mask=by_sequence["mask"],
+            advantages=by_sequence["advantages"][:, 0], old_per_token_logps=by_sequence["old_logp"],
+        )  # fmt: skip
         return value * share
 
     return loss
 
 
-def _torch(make: Callable[[Shape, dict[str, Any]], Callable], resolved: str) -> Prepared:
+def _torch(make: Callable[[Shape, Rows], Callable], resolved: str) -> Prepared:
     """A head of PyTorch's on the same problem.
 
     Raises:
@@ -272,38 +247,35 @@ def _torch(make: Callable[[Shape, dict[str, Any]], Callable], resolved: str) -> 
     if shape.tokens % SEQUENCE:
         raise ValueError(f"{shape.tokens} tokens are no multiple of the peers' sequences of {SEQUENCE}")
 
-    def logp(hidden_CH: Any, targets_C: Any, weights_VH: Any) -> Any:
-        return torch.log_softmax((hidden_CH @ weights_VH.T).float(), -1).gather(1, targets_C[:, None])[:, 0]
-
     def step_with(masked: float) -> Callable[[], Any]:
         rows = {name: torch.from_numpy(x).to(device) for name, x in arrays(shape, masked).items()}
         hidden_TH = rows.pop("hidden").bfloat16().requires_grad_()
         embedding_VH = rows.pop("embedding").to(getattr(torch, shape.param_dtype)).requires_grad_()
         rows["targets"] = rows["targets"].long()
         with torch.no_grad():
-            weights_VH = embedding_VH[: shape.vocab_size].to(hidden_TH.dtype)
-            tiles = zip(hidden_TH.split(1024), rows["targets"].split(1024), strict=True)
-            rows["old_logp"] = torch.cat([logp(*tile, weights_VH) for tile in tiles]) + rows.pop("noise")
+            weights_HV = embedding_VH[: shape.vocab_size].to(hidden_TH.dtype).T
+            true_logp = [
+                torch.log_softmax((hidden_CH @ weights_HV).float(), -1).gather(1, targets_C[:, None])[:, 0]
+                for hidden_CH, targets_C in zip(hidden_TH.split(1024), rows["targets"].split(1024), strict=True)
+            ]
+            rows["old_logp"] = torch.cat(true_logp) + rows.pop("noise")
         loss = make(shape, rows)
 
         def step() -> Any:
             value = loss(hidden_TH, embedding_VH.to(hidden_TH.dtype))
-            gradients = torch.autograd.grad(value, (hidden_TH, embedding_VH))
-            wait_for_torch()
-            return value.detach(), gradients
+            return value.detach(), torch.autograd.grad(value, (hidden_TH, embedding_VH))
 
         return step
 
     def norm(gradients: Any) -> Any:
         return torch.stack([x.float().norm() for x in gradients]).norm()
 
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    return _prepared(shape, name, step_with, norm)
+    return _prepared(shape, torch.cuda.get_device_name() if device == "cuda" else "cpu", step_with, norm)
 
 
-VARIANTS = {name: functools.partial(_jax, name) for name in HEADS} | {
-    "torch-compile": functools.partial(_torch, _torch_plain),
-    "liger": functools.partial(_torch, _liger),
+VARIANTS = {name: partial(_jax, name) for name in HEADS} | {
+    "torch-compile": partial(_torch, _torch_plain),
+    "liger": partial(_torch, _liger),
 }
 
 
@@ -318,20 +290,17 @@ def bench_of(param_dtype: str) -> Bench:
 
 
 BENCH = bench_of(PARAM_DTYPES[0])
+SIZES = ("arguments", "outputs", "temporaries", "total")  # of a compiled head, in bytes
 
 
 def compiled_record(name: str, shape: Shape, target: str) -> dict[str, Any]:
-    """What a head's loss and gradients need on the target, in bytes; `error` where it cannot be compiled."""
+    """What a head's loss and gradients need on the target; `error` where it cannot be compiled."""
     try:
         program = Program(name, jax.jit(step_of(name, shape)), abstract(shape))
         report = compile_program(target, program, kernels="lm_head")
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-    return {
-        "arguments": report.arguments,
-        "outputs": report.outputs,
-        "temporaries": report.temporaries,
-        "total": report.total,
+    return {size: getattr(report, size) for size in SIZES} | {
         "largest": [[live.size, live.place, live.shape] for live in report.live[:5]],
         "float32_dots": len(wide_dots(report.hlo)),
         "kernels": [vars(kernel) for kernel in report.kernels],
@@ -342,12 +311,9 @@ def compiled_row(name: str, record: dict[str, Any]) -> str:
     """A line of the table of compiled heads."""
     if "error" in record:
         return harness.line(name, record["error"])
-    sizes = (f"{record[column] / 1e6:.0f}" for column in ("arguments", "outputs", "temporaries", "total"))
-    kernels = (
-        f"{k['name']} {k['registers']} registers, {k['spilled']} B spilled, {k['shared']} B shared"
-        for k in record["kernels"]
-    )
-    return harness.line(name, *sizes, record["float32_dots"], "; ".join(kernels))
+    kernel = "{name} {registers} registers, {spilled} B spilled, {shared} B shared"
+    kernels = "; ".join(kernel.format_map(facts) for facts in record["kernels"])
+    return harness.line(name, *(f"{record[size] / 1e6:.0f}" for size in SIZES), record["float32_dots"], kernels)
 
 
 def compile_all(arguments: argparse.Namespace, shape: Shape, command: str) -> None:
@@ -357,8 +323,7 @@ def compile_all(arguments: argparse.Namespace, shape: Shape, command: str) -> No
     about = {"shape": arguments.problem, "target": arguments.target, "param_dtype": arguments.param_dtype}
     record = about | {"jax": jax.__version__, "machine": machine(), "variants": {}}
     print(f"# {command}\n# {line_of(record['machine'])}")
-    columns = ("arguments MB", "outputs MB", "temporaries MB", "total MB")
-    print(harness.header("head", *columns, "float32 matmuls", "kernels"))
+    print(harness.header("head", *(f"{size} MB" for size in SIZES), "float32 matmuls", "kernels"))
     for name in names:
         record["variants"][name] = compiled_record(name, shape, arguments.target)
         print(compiled_row(name, record["variants"][name]), flush=True)
@@ -369,9 +334,8 @@ def main(argv: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--shape", dest="problem", default=argparse.SUPPRESS, help="--problem, or T,H,V")
     options.add_argument("--implementation", dest="variants", default=argparse.SUPPRESS, help="--variants")
-    options.add_argument(
-        "--target", default="local", choices=[*devices.known(), "local"], help="compiled for, or timed"
-    )
+    targets = [*devices.known(), "local"]
+    options.add_argument("--target", default="local", choices=targets, help="compiled for, or timed")
     options.add_argument("--param-dtype", default=PARAM_DTYPES[0], choices=PARAM_DTYPES, help="of the embedding")
     given, _ = options.parse_known_args(argv)
     bench = bench_of(given.param_dtype)
@@ -381,7 +345,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = harness.parser_of(bench, [options])
     arguments = parser.parse_args(argv)
     try:
-        shape = parse_shape(arguments.problem)._replace(param_dtype=given.param_dtype)
+        shape = Shape(*json.loads(bench.resolve(arguments.problem)))
     except ValueError as error:
         parser.error(str(error))
     compile_all(arguments, shape, harness.command_of(bench.module, argv))

@@ -9,29 +9,20 @@ import json
 import os
 import platform
 import re
-import sys
-from pathlib import Path
 from typing import Any
+
+from jax_grpo.system import devices
 
 # Variables that change how memory is allocated.
 ALLOCATOR = re.compile(r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|TCMALLOC_")
 
 
-def processor() -> str:
-    """The processor's name as the system gives it, with family and model where it does (`AMD EPYC (family 25, model 17)`)."""
-    file = Path("/proc/cpuinfo")
-    text = file.read_text() if file.exists() else ""
-    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.M))
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    return f"{name} (family {facts['cpu family']}, model {facts['model']})" if "cpu family" in facts else name
-
-
 def machine() -> dict[str, Any]:
     """What the numbers were made on; `allocator`: what the environment says of it, for every variant alike."""
     return {
-        "processor": processor(),
+        "processor": devices.processor(),
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "cores": devices.cores(),
         "python": platform.python_version(),
         "load_average": os.getloadavg(),
         "allocator": {name: value for name, value in sorted(os.environ.items()) if ALLOCATOR.match(name)},
@@ -49,27 +40,20 @@ def speeds() -> dict[str, Any]:
     """JAX's device here, its float32 matmul rate in FLOPs a second and its bandwidth in bytes a second."""
     import jax
 
-    from jax_grpo.system import devices
-
     device = jax.devices()[0]
-    return {
-        "on": device.platform,
-        "device": device.device_kind,
-        "peak_flops": devices.measured_peak("float32", square()),
-        "bandwidth": devices.measured_bandwidth(),
-    }
+    peak, bandwidth = devices.measured_peak("float32", square()), devices.measured_bandwidth()
+    return {"on": device.platform, "device": device.device_kind, "peak_flops": peak, "bandwidth": bandwidth}
 
 
 def line_of(about: dict[str, Any]) -> str:
     """A machine in one line, its speeds with it where they were measured."""
-    parts = [about.get("processor") or about["platform"], f"{about['cores']} cores"]  # older records have no processor
+    facts = [about.get("processor") or about["platform"], f"{about['cores']} cores"]  # older records have no processor
     if about.get("on", "cpu") != "cpu":
-        parts.insert(0, about["device"])
+        facts.insert(0, about["device"])
     if "peak_flops" in about:
         rates = f"{1e-9 * about['peak_flops']:.0f} GFLOP/s, {1e-9 * about['bandwidth']:.1f} GB/s"
-        parts.append(f"{rates} (float32, measured)")
-    parts += [f"{name}={value}" for name, value in about.get("allocator", {}).items()]
-    return ", ".join(parts)
+        facts.append(f"{rates} (float32, measured)")
+    return ", ".join([*facts, *(f"{name}={value}" for name, value in about.get("allocator", {}).items())])
 
 
 if __name__ == "__main__":

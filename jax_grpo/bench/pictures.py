@@ -1,5 +1,6 @@
 """Pictures of the suite's results: throughput and memory against size, and the roofline."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,13 @@ def save_pictures(results: Mapping[str, Mapping[str, Any]], folder: Path) -> lis
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    files = []
+    records = [record for record in results.values() if record.get("points")]  # one suite has one such benchmark
     pictures = {"scaling": _scaling, "throughput": _throughput, "roofline": _roofline}
-    for record in (record for record in results.values() if record.get("points")):  # one suite has one such benchmark
-        for name, draw in pictures.items():
-            files.append(folder / f"{name}.png")
-            figure = draw(record, plt)
-            figure.savefig(files[-1], dpi=110)
-            plt.close(figure)
-    return files
+    for record, (name, draw) in itertools.product(records, pictures.items()):
+        figure = draw(record, plt)
+        figure.savefig(folder / f"{name}.png", dpi=110)
+        plt.close(figure)
+    return [folder / f"{name}.png" for name in pictures] if records else []
 
 
 def _series(record: Mapping[str, Any], program: str, over: str) -> list[dict[str, Any]]:

@@ -17,12 +17,7 @@ from jax_grpo.config import Config, load_config
 
 
 class Problem(NamedTuple):
-    """Sizes of the model and the batch: P prompts of T tokens, G completions of C.
-
-    Attributes:
-        config: the file that the sizes are of, or empty.
-        parts: of a mixture of tasks, each one's share of the prompts and its completions' cap; empty: all have C.
-    """
+    """Sizes of the model and the batch: P prompts of T tokens, G completions of C."""
 
     layers: int
     heads: int
@@ -34,7 +29,8 @@ class Problem(NamedTuple):
     completion: int
     dtype: str = "float32"
     positions: int = 1024
-    config: str = ""
+    config: str = ""  # the file that the sizes are of
+    # Of a mixture of tasks, each one's share of the prompts and its completions' cap; empty: all have C.
     parts: tuple[tuple[float, int], ...] = ()
 
     @property
@@ -44,7 +40,7 @@ class Problem(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """As both `GPT2Config` take them."""
+        """As every `GPT2Config` of ours takes them."""
         return self.vocabulary, self.layers, self.heads, self.width, self.positions
 
     def __str__(self) -> str:
@@ -63,6 +59,8 @@ PROBLEMS = {
     "124m-64x192-bf16": Problem(12, 12, 768, 50257, 8, 8, 48, 144, "bfloat16"),
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
+# A block's matrices, in widths in and out.
+LINEAR = (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1))
 PEER_ROWS = 256  # most completions of a peer's backward pass; 1024 of the quickstart's at once would need over 8 GB
 ADVANTAGE = 0.1  # their mean: a loss that cancelled to nothing could not be compared relative to itself
 
@@ -70,11 +68,14 @@ ADVANTAGE = 0.1  # their mean: a loss that cancelled to nothing could not be com
 def bench_of(
     module: str,
     about: str | None,
-    variants: Mapping[str, Callable[[str], Prepared]],
+    variants: Mapping[str, Callable[[Problem], Prepared]],
     problems: Mapping[str, Problem] = PROBLEMS,
     configs: Mapping[str, Path] = CONFIGS,
 ) -> Bench:
-    """A benchmark of these problems, those of config files first; without `configs` it takes no config file either."""
+    """A benchmark of these problems, those of config files first; without `configs` it takes no config file either.
+
+    A variant's process is given sizes as JSON, so that it need not import what reads them.
+    """
 
     def resolve(name: str) -> str:
         file = str(configs.get(name, name))
@@ -84,7 +85,15 @@ def bench_of(
 
     files = {name: f"the model, the batch and the settings of configs/{file.name}" for name, file in configs.items()}
     lines = files | {name: str(problem) for name, problem in problems.items()}
-    return Bench(module, about, variants, lines, bool(configs), resolve)
+    of_resolved = {
+        name: lambda resolved, variant=variant: variant(problem_of(resolved)) for name, variant in variants.items()
+    }
+    return Bench(module, about, of_resolved, lines, bool(configs), resolve)
+
+
+def problem_of(resolved: str) -> Problem:
+    """The problem that a benchmark has resolved."""
+    return Problem(*json.loads(resolved))
 
 
 def sizes_of(file: str) -> Problem:
@@ -106,11 +115,6 @@ def sizes_of(file: str) -> Problem:
         config.rollout.group_size, padded_prompt(config), cap, config.model.compute_dtype,
         sizes.max_position_embeddings, file, tuple(parts),
     )  # fmt: skip
-
-
-def problem_of(resolved: str) -> Problem:
-    """The problem that a variant is given: sizes as JSON, so that its process need not import what reads them."""
-    return Problem(*json.loads(resolved))
 
 
 def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
@@ -158,38 +162,48 @@ def arrays(problem: Problem) -> dict[str, np.ndarray]:
     }
 
 
+def torch_arrays(problem: Problem) -> dict[str, Any]:
+    """`arrays` on PyTorch's device; tokens are rows [B, T] and [B, C], as every PyTorch trainer lays them out."""
+    import torch
+
+    data = {name: torch.from_numpy(x).to(torch_device()) for name, x in arrays(problem).items()}
+    prompt_BT, completion_BC = data["prompt"].repeat_interleave(problem.group, 0), data["completion"].flatten(0, 1)
+    return data | {"prompt": prompt_BT.long(), "completion": completion_BC.long()}
+
+
 def weights(problem: Problem) -> dict[str, np.ndarray]:
     """GPT-2 weights by Hugging Face name, N(0, 0.02), norms 1 and biases 0."""
     rng, width = np.random.default_rng(1), problem.width
-    # Widths in and out.
-    linear = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
-    embeddings = {"wte": problem.vocabulary, "wpe": problem.positions}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, width) for name, rows in embeddings.items()}
-    for layer in range(problem.layers):
-        for name, (ins, outs) in linear.items():
-            shapes[f"h.{layer}.{name}.weight"] = (ins * width, outs * width)
-            shapes[f"h.{layer}.{name}.bias"] = (outs * width,)
-    norms = ["ln_f", *(f"h.{layer}.{name}" for layer in range(problem.layers) for name in ("ln_1", "ln_2"))]
-    shapes |= {f"{name}.{part}": (width,) for name in norms for part in ("weight", "bias")}
+    blocks = [f"h.{layer}" for layer in range(problem.layers)]
+    linear = {f"{block}.{name}": (ins * width, outs * width) for block in blocks for name, ins, outs in LINEAR}
+    norms = ["ln_f", *(f"{block}.{name}" for block in blocks for name in ("ln_1", "ln_2"))]
+    matrices = {"wte": (problem.vocabulary, width), "wpe": (problem.positions, width)} | linear
+    values = {
+        f"{name}.weight": np.float32(0.02) * rng.standard_normal(shape, np.float32) for name, shape in matrices.items()
+    }
+    values |= {f"{name}.bias": np.zeros(outs, np.float32) for name, (_, outs) in linear.items()}
+    values |= {f"{name}.weight": np.ones(width, np.float32) for name in norms}
+    values |= {f"{name}.bias": np.zeros(width, np.float32) for name in norms}
+    return {f"transformer.{name}": value for name, value in values.items()}
 
-    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if len(shape) == 1:
-            return np.full(shape, "ln_" in name and name.endswith("weight"), np.float32)
-        return (0.02 * rng.standard_normal(shape, np.float32)).astype(np.float32)
 
-    return {f"transformer.{name}": value(name, shape) for name, shape in shapes.items()}
+def torch_weights(problem: Problem) -> dict[str, Any]:
+    """`weights` as PyTorch's tensors."""
+    import torch
+
+    return {name: torch.from_numpy(x) for name, x in weights(problem).items()}
 
 
 def work_of(problem: Problem) -> Any:
     """What a forward pass of the batch has to do: each prompt once, real tokens only."""
     from jax_grpo.model.flops import completions_work
 
-    prompt = np.ones((problem.prompts, problem.prompt), int)
-    return completions_work(prompt, np.ones((problem.prompts, problem.group, problem.completion), int))
+    data = arrays(problem)
+    return completions_work(np.ones_like(data["prompt"]), np.ones_like(data["completion"]))
 
 
 def flops_of(problem: Problem) -> float:
-    """Model FLOPs of the step."""
+    """Model FLOPs of the optimiser step."""
     from jax_grpo.model.flops import training
     from jax_grpo.model.gpt2 import GPT2Config
 
@@ -202,16 +216,11 @@ def batch_of(problem: Problem) -> Any:
 
     from jax_grpo.batch import Batch, GroupedTokens
 
-    data = {name: jnp.asarray(x) for name, x in arrays(problem).items()}
-    prompt, completion = data["prompt"], data["completion"]
+    prompt, completion, advantages, old_logp, ref_logp = map(jnp.asarray, arrays(problem).values())
     return Batch(
         GroupedTokens(prompt, jnp.ones_like(prompt), completion, jnp.ones_like(completion)),
-        jnp.ones((problem.rows, problem.completion), jnp.int32),
-        data["advantages"],
-        jnp.ones(problem.rows, bool),
-        data["old_logp"],
-        data["ref_logp"],
-    )
+        jnp.ones_like(old_logp, jnp.int32), advantages, jnp.ones(problem.rows, bool), old_logp, ref_logp,
+    )  # fmt: skip
 
 
 def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
@@ -220,32 +229,28 @@ def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
     from flax import nnx
 
     from jax_grpo.model.gpt2 import GPT2, GPT2Config
-    from jax_grpo.model.weights import EMBEDDING, abstract_params, hf_name
+    from jax_grpo.model.weights import EMBEDDING, hf_name
 
     sizes, dtype = GPT2Config(*problem.sizes), jnp.dtype(problem.dtype)
     model = nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat))
-    arrays_by_name = weights(problem)
-    padding = sizes.padded_vocab_size - sizes.vocab_size
-    arrays_by_name[EMBEDDING] = np.pad(arrays_by_name[EMBEDDING], ((0, padding), (0, 0)))
-    flat = nnx.to_flat_state(abstract_params(sizes))
-    leaves = [(path, leaf.replace(jnp.asarray(arrays_by_name[hf_name(path)]))) for path, leaf in flat]
-    return nnx.split(model, nnx.Param)[0], nnx.from_flat_state(leaves)
+    graphdef, abstract = nnx.split(model, nnx.Param)
+    by_name, padding = weights(problem), sizes.padded_vocab_size - sizes.vocab_size
+    by_name[EMBEDDING] = np.pad(by_name[EMBEDDING], ((0, padding), (0, 0)))
+    leaves = [(path, leaf.replace(jnp.asarray(by_name[hf_name(path)]))) for path, leaf in nnx.to_flat_state(abstract)]
+    return graphdef, nnx.from_flat_state(leaves)
 
 
 def torch_ref_model(problem: Problem) -> Any:
     """The weights in `torch_ref`'s model, on PyTorch's device."""
-    import torch
-
     from torch_ref.model import GPT2, GPT2Config
 
     model = GPT2(GPT2Config(*problem.sizes))
-    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights(problem).items()})
+    model.load_state_dict(torch_weights(problem))
     return model.to(torch_device())
 
 
 def transformers_model(problem: Problem, **special_ids: Any) -> Any:
     """The weights in `transformers`' model, without dropout."""
-    import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = GPT2Config(
@@ -253,6 +258,6 @@ def transformers_model(problem: Problem, **special_ids: Any) -> Any:
         n_positions=problem.positions, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **special_ids,
     )  # fmt: skip
     model: Any = GPT2LMHeadModel(sizes)
-    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights(problem).items()}, strict=False)
+    model.load_state_dict(torch_weights(problem), strict=False)
     model.tie_weights()
     return model

@@ -3,21 +3,20 @@
     python -m jax_grpo.bench.rollout --problem gpt2-small --json rollout.json
     python -m jax_grpo.bench.rollout --config configs/rookworld_4090.yaml --json rollout.json
 
-A problem that carries a config's name has that config's sizes (`CONFIGS`).
-
 Beside each time stands a floor of this machine: the matmuls of one decode step alone, without attention, norms, sampling or a
 cache, run with the same library and weights (`floor_ms`: of all tokens). On a GPU the bytes of weights and caches over the
 device's bandwidth are the floor instead.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jax_grpo.bench import problems
 from jax_grpo.bench.harness import Prepared, best_ms, main, torch_device
-from jax_grpo.bench.problems import FOLDER, Problem, bench_of, model_of, problem_of
+from jax_grpo.bench.problems import FOLDER, Problem, arrays, bench_of, torch_arrays
 
 CONFIGS = problems.CONFIGS | {"quickstart-mixed": FOLDER / "quickstart_mixed.yaml"}
 # The completions of every second prompt end before the others: tasks mixed in one batch. transformers decodes rows that have ended
@@ -33,12 +32,6 @@ PROBLEMS = {
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
 FLOOR_REPEATS = 20  # of one step's matmuls, a millisecond for a small model
-
-
-def prompts(problem: Problem) -> np.ndarray:
-    """Random prompts of full length, [P, T]."""
-    rng = np.random.default_rng(0)
-    return rng.integers(0, problem.vocabulary, (problem.prompts, problem.prompt)).astype(np.int32)
 
 
 def caps(problem: Problem) -> np.ndarray:
@@ -66,16 +59,16 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
     from jax_grpo.system import devices
 
     device, dtype = jax.devices()[0], jnp.dtype(problem.dtype)
-    leaves = {jax.tree_util.keystr(path): x.astype(dtype) for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    embedding = next(x for name, x in leaves.items() if "wte" in name)
-    matrices = [x for name, x in leaves.items() if x.ndim == 2 and "wte" not in name and "wpe" not in name]
+    named = {jax.tree_util.keystr(path): x.astype(dtype) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    embedding = next(x for name, x in named.items() if "wte" in name)
+    matrices = [x for name, x in named.items() if x.ndim == 2 and "wte" not in name and "wpe" not in name]
     if device.platform != "cpu":
         known = {target.device_kind: target.bandwidth for target in map(devices.read, devices.known())}
         # Tokens that are read from the caches, on average.
         tokens = problem.prompts * problem.prompt + problem.rows * problem.completion / 2
         cache = 2 * problem.layers * problem.width * tokens * dtype.itemsize
-        moved = embedding.nbytes + sum(x.nbytes for x in matrices) + cache
-        return 1e3 * moved / known.get(device.device_kind, float("nan"))
+        read = embedding.nbytes + sum(x.nbytes for x in matrices) + cache
+        return 1e3 * read / known.get(device.device_kind, float("nan"))
 
     @jax.jit
     def products(embedding_VH: jax.Array, matrices: list[jax.Array], x_RH: jax.Array) -> list[jax.Array]:
@@ -84,19 +77,18 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
         return [x.sum() for x in (*results, x_RH @ embedding_VH.T)]
 
     x_RH = jnp.ones((problem.rows, problem.width), dtype)
-    return best_ms(lambda: jax.block_until_ready(products(embedding, matrices, x_RH)), FLOOR_REPEATS)
+    return best_ms(lambda: products(embedding, matrices, x_RH), FLOOR_REPEATS)
 
 
-def _jax(name: str, *, compacts: bool = True) -> Prepared:
+def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
     import jax
     import jax.numpy as jnp
 
     from jax_grpo.rollout.generate import make_generate
     from jax_grpo.rollout.sampling import Sampling
 
-    problem = problem_of(name)
-    graphdef, params = model_of(problem)
-    ids_PT = jnp.asarray(prompts(problem))
+    graphdef, params = problems.model_of(problem)
+    ids_PT = jnp.asarray(arrays(problem)["prompt"])
     never_SV = np.repeat(np.arange(2, dtype=np.int32)[:, None], problem.vocabulary, axis=1)
     count = np.zeros(problem.prompts, np.int32)
 
@@ -107,7 +99,7 @@ def _jax(name: str, *, compacts: bool = True) -> Prepared:
         )  # fmt: skip
         asked = (params, ids_PT, jnp.ones_like(ids_PT), count, count, 0, jnp.int32(0))
         caps_P = np.minimum(caps(problem), cap)
-        return lambda: jax.block_until_ready(generate(*asked, caps_P))
+        return lambda: generate(*asked, caps_P)
 
     def check(rollout: Any) -> dict[str, Any]:
         lengths = np.asarray(rollout.completion_mask_PGC).sum(-1)
@@ -115,52 +107,50 @@ def _jax(name: str, *, compacts: bool = True) -> Prepared:
         return {"device": str(jax.devices()[0])}
 
     def after() -> dict[str, Any]:
-        facts = _facts(problem, program(1))
-        floor = decode_floor_ms(problem, params)
+        facts, floor = _facts(problem, program(1)), decode_floor_ms(problem, params)
         return facts | {"decode_floor_ms": floor, "floor_ms": floor * facts["tokens"] / problem.rows}
 
     return Prepared(program(problem.completion), {}, check, after)
 
 
-def _transformers(name: str, *, compiled: bool = False) -> Prepared:
+def _torch(problem: Problem, generate: Callable[[int], Any]) -> Prepared:
+    """A variant that generates so many tokens at most."""
+    return Prepared(lambda: generate(problem.completion), {}, after=lambda: _facts(problem, lambda: generate(1)))
+
+
+def _transformers(problem: Problem, *, compiled: bool = False) -> Prepared:
     import torch
 
-    problem = problem_of(name)
     model = problems.transformers_model(problem, bos_token_id=0, eos_token_id=None, pad_token_id=0)
     model.to(torch_device(), getattr(torch, problem.dtype)).eval()
-    ids = torch.from_numpy(prompts(problem)).long().to(model.device)
+    ids = torch_arrays(problem)["prompt"][:: problem.group]
     cache = {"cache_implementation": "static"} if compiled else {}
     if compiled:
         model.forward = torch.compile(model.forward)
 
-    def run(cap: int = problem.completion) -> Any:
+    def generate(cap: int) -> Any:
         with torch.no_grad():
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, num_return_sequences=problem.group,
                 max_new_tokens=cap, min_new_tokens=cap, pad_token_id=0, **cache,
             )  # fmt: skip
         assert out.shape == (problem.rows, problem.prompt + cap)
-        return out.cpu()  # waits for the device
+        return out
 
-    return Prepared(run, {}, after=lambda: _facts(problem, lambda: run(1)))
+    return _torch(problem, generate)
 
 
-def _torch_ref(name: str) -> Prepared:
+def _torch_ref(problem: Problem) -> Prepared:
     import torch
 
     from torch_ref.generate import end_of_text, generate
 
-    problem = problem_of(name)
     model = problems.torch_ref_model(problem).to(getattr(torch, problem.dtype))
-    rows = torch.from_numpy(prompts(problem)).long().repeat_interleave(problem.group, 0).to(torch_device())
+    rows = torch_arrays(problem)["prompt"]
     stop = end_of_text(problem.vocabulary - 1, problem.vocabulary, len(rows))
     stop.next_SV.zero_()  # nothing stops
-    generator = torch.Generator(torch_device()).manual_seed(0)
-
-    def run(cap: int = problem.completion) -> Any:
-        return generate(model, rows, torch.ones_like(rows), max_new_tokens=cap, stop=stop, generator=generator)
-
-    return Prepared(run, {}, after=lambda: _facts(problem, lambda: run(1)))
+    given = {"stop": stop, "generator": torch.Generator(torch_device()).manual_seed(0)}
+    return _torch(problem, lambda cap: generate(model, rows, torch.ones_like(rows), max_new_tokens=cap, **given))
 
 
 BENCH = bench_of(
@@ -168,9 +158,9 @@ BENCH = bench_of(
     __doc__,
     {
         "jax_grpo": _jax,
-        "jax_grpo-no-compaction": lambda name: _jax(name, compacts=False),
+        "jax_grpo-no-compaction": partial(_jax, compacts=False),
         "transformers": _transformers,
-        "transformers-static-compiled": lambda name: _transformers(name, compiled=True),
+        "transformers-static-compiled": partial(_transformers, compiled=True),
         "torch_ref": _torch_ref,
     },
     PROBLEMS,

@@ -3,15 +3,13 @@
     python -m jax_grpo.bench.scaling --json scaling.json
 
 One size varies while the others stay. Memory is that of the compiled program's buffers, which is exact; the time is that of
-the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `update_bytes` and `rollout_bytes` for memory.
+the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `expected_bytes` for memory.
 """
 
-import json
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,35 +23,37 @@ from jax_grpo.bench.problems import Problem
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import Program, Run, run_of
 from jax_grpo.model import flops
-from jax_grpo.model.flops import Work
-from jax_grpo.model.gpt2 import GPT2Config
 
 BASE = {"batch": 32, "length": 32, "width": 128, "depth": 2}
 SIZES = {"batch": (8, 32, 128), "length": (8, 32, 128), "width": (32, 128, 512), "depth": (1, 2, 8)}
 VOCABULARY, PROMPT, GROUP, HEAD_WIDTH = 1024, 16, 4, 32
 STEPS = 3
-PROGRAMS = ("update", "rollout")
+PROGRAMS = ("rollout", "update")
 FLOAT32 = 4  # bytes
 # What is compared: a cost's name, the point's key, and the key of what it should grow like.
 COSTS = (("time", "min_ms", "flops"), ("memory", "bytes", "expected_bytes"))
 
 
-def update_bytes(sizes: GPT2Config, work: Work, parameters: int, scores: int) -> float:
-    """Bytes of an optimiser step in float32 that recomputes nothing: weights, gradients, two moments, and what is kept.
+def expected_bytes(program: str, run: Run, problem: Problem) -> float:
+    """Bytes of a program in float32 by formula: all that is held, for N parameters.
 
-        4 (4 N + tokens * 16 L H + 2 L heads * scores + 2 V * predicted)
+        update   4 (4 N + tokens * 16 L H + 2 L heads * scores + 2 V * predicted)
+        rollout  4 (N + 2 L H * tokens + 2 V * rows)
 
-    Activations a block keeps are those of Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1,
-    without dropout. `scores` are of one head: its (query, key) pairs, masked ones included, since they take memory too.
+    An optimiser step that recomputes nothing holds weights, gradients, two moments, and of each block the activations of
+    Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1, without dropout; `scores` are of one head: its
+    (query, key) pairs, masked ones included, since they take memory too. Generation holds weights, keys and values, and one
+    step's logits.
     """
+    sizes, work = run.architecture, problems.work_of(problem)
+    parameters, layers, vocabulary = run.resident["parameters"] // FLOAT32, sizes.num_layers, 2 * sizes.vocab_size
+    if program == "rollout":
+        cache = 2 * layers * sizes.hidden_size * work.tokens
+        return FLOAT32 * (parameters + cache + vocabulary * problem.rows)
+    keys = problem.prompt + problem.completion
+    scores = problem.prompts * problem.prompt**2 + problem.rows * problem.completion * keys
     block = 16 * sizes.hidden_size * work.tokens + 2 * sizes.num_heads * scores
-    return FLOAT32 * (4 * parameters + sizes.num_layers * block + 2 * sizes.vocab_size * work.predicted)
-
-
-def rollout_bytes(sizes: GPT2Config, work: Work, parameters: int, rows: int) -> float:
-    """Bytes of generation in float32: 4 (N + 2 L H * tokens + 2 V * rows), weights, keys and values, one step's logits."""
-    cache = 2 * sizes.num_layers * sizes.hidden_size * work.tokens
-    return FLOAT32 * (parameters + cache + 2 * sizes.vocab_size * rows)
+    return FLOAT32 * (4 * parameters + layers * block + vocabulary * work.predicted)
 
 
 def exponents(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -102,42 +102,32 @@ def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
     """Milliseconds of the program, its compiled bytes, what both should be like, and the least bytes it must move."""
+    rollout = program.name == "rollout"
     compiled = program.function.lower(*program.arguments).compile()
     memory = memory_of(compiled)
-    held = {"arguments": jax.tree.map(filled, program.arguments)}
-    if program.name == "rollout":
-        *others, caps_P = held["arguments"]
-        held["arguments"] = (*others, jnp.full_like(caps_P, problem.completion))
+    arguments = list(jax.tree.map(filled, program.arguments))
+    if rollout:
+        arguments[-1] = jnp.full_like(arguments[-1], problem.completion)  # the caps
 
     def step() -> None:
-        out = jax.block_until_ready(compiled(*held["arguments"]))
-        if program.name == "rollout":
+        out = jax.block_until_ready(compiled(*arguments))
+        if rollout:
             assert int(out.completion_mask_PGC.sum(-1).max()) == problem.completion, "the loop goes to the cap"
         else:
-            held["arguments"] = (out[0], *held["arguments"][1:])  # the state is donated
+            arguments[0] = out[0]  # the state is donated
 
     step()  # warms up
     times = milliseconds(step, STEPS)
-    parameters, work = run.resident["parameters"] // FLOAT32, problems.work_of(problem)
-    forward = flops.forward(run.architecture, work)
-    if program.name == "rollout":
-        # It reads the weights once a token.
-        moved, needed = problem.completion * memory.arguments, forward
-        expected = rollout_bytes(run.architecture, work, parameters, problem.rows)
-    else:
-        # It reads and writes the weights, their moments and gradients once.
-        moved, needed = 2 * memory.arguments, (1 + flops.BACKWARD) * forward
-        keys = problem.prompt + problem.completion
-        scores = problem.prompts * problem.prompt**2 + problem.rows * problem.completion * keys
-        expected = update_bytes(run.architecture, work, parameters, scores)
+    forward = flops.forward(run.architecture, problems.work_of(problem))
     return {
         "program": program.name,
         "median_ms": statistics.median(times),
         "min_ms": min(times),
         "bytes": memory.total,
-        "expected_bytes": expected,
-        "flops": needed,
-        "traffic_bytes": moved,
+        "expected_bytes": expected_bytes(program.name, run, problem),
+        "flops": forward if rollout else (1 + flops.BACKWARD) * forward,
+        # A rollout reads the weights once a token; an update reads and writes them, their moments and gradients once.
+        "traffic_bytes": (problem.completion if rollout else 2) * memory.arguments,
         "tokens": problem.rows * problem.completion,
     }
 
@@ -150,14 +140,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--resume", action="store_true", help="keep the sizes that --json FILE already has")
     arguments = parser.parse_args(argv)
     wanted = [(over, size) for over in harness.selected("--over", arguments.over, SIZES) for size in SIZES[over]]
-    started, command = time.monotonic(), harness.command_of("jax_grpo.bench.scaling", argv)
-    file = Path(arguments.json or "")
-    earlier = json.loads(file.read_text()).get("points", []) if arguments.resume and file.is_file() else []
-    record = {"command": command, "machine": machine(), "base": BASE, **speeds()}
-    # By sizes, of each program: the base's sizes are among those of every size that is varied, and are measured once.
-    known = {tuple(p["sizes"].values()): {} for p in earlier}
-    for p in earlier:
-        known[tuple(p["sizes"].values())].setdefault(p["program"], p)
+    started = time.monotonic()
+    record = {
+        "command": harness.command_of("jax_grpo.bench.scaling", argv),
+        "machine": machine(),
+        "base": BASE,
+        **speeds(),
+    }
+    # Points by sizes, of each program: the base's sizes are among those of every size that is varied, and are measured once.
+    known: dict[tuple[int, ...], dict[str, dict[str, Any]]] = {}
+    for point in harness.saved(arguments.json).get("points", []) if arguments.resume else []:
+        known.setdefault(tuple(point["sizes"].values()), {})[point["program"]] = point
     points, longest_s = [], 0.0
     for number, (over, size) in enumerate(wanted):
         sizes, begun = BASE | {over: size}, time.monotonic()
@@ -167,14 +160,14 @@ def main(argv: list[str] | None = None) -> None:
                 raise SystemExit(f"{arguments.seconds:.0f} s were too few for {left}")
             problem = problem_of(sizes)
             # The task's stop rule is not met by random weights: completions have full length.
-            how = {"model": {"tokenizer": "chess"}, "task": {"prompt_style": "full"}}
-            run = run_of(problems.config_of(problem, **how))
-            programs = [program for program in run.programs if program.name in PROGRAMS]
-            known[key] = {program.name: costs(program, problem, run) for program in programs}
+            settings = {"model": {"tokenizer": "chess"}, "task": {"prompt_style": "full"}}
+            run = run_of(problems.config_of(problem, **settings))
+            known[key] = {name: costs(run.program(name), problem, run) for name in PROGRAMS}
             longest_s = max(longest_s, time.monotonic() - begun)
-        for p in known[key].values():
-            points.append(p | {"sizes": sizes, "over": over, "size": size})
-            print(f"{p['program']:8} {over:7} {size:4} {p['min_ms']:9.1f} ms {p['bytes'] / 1e6:8.1f} MB", flush=True)
+        for point in known[key].values():
+            points.append(point | {"sizes": sizes, "over": over, "size": size})
+            cost = f"{point['min_ms']:9.1f} ms {point['bytes'] / 1e6:8.1f} MB"
+            print(f"{point['program']:8} {over:7} {size:4} {cost}", flush=True)
         record |= {"points": points, "exponents": exponents(points)}
         harness.save(arguments.json, record)
     print("\n".join(exponent_lines(record["exponents"])))

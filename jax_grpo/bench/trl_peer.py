@@ -17,7 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import selective_log_softmax_and_entropy
 
 from jax_grpo.bench.harness import torch_device
-from jax_grpo.bench.problems import Problem, arrays, config_of, peer_parts
+from jax_grpo.bench.problems import Problem, config_of, peer_parts, torch_arrays
 from jax_grpo.config import Config
 
 
@@ -48,27 +48,17 @@ def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
 
 
 def trainer_of(
-    problem: Problem,
-    folder: Path,
-    tokenizer: Any,
-    prompts: list[str],
-    *,
-    fused_head: bool,
-    callbacks: Any = None,
-    **arguments: Any,
-) -> GRPOTrainer:
+    problem: Problem, folder: Path, tokenizer: Any, prompts: list[str], fused_head: bool, callbacks=None, **more
+) -> Any:
     """TRL's trainer of the model in the folder, with a reward of the text that costs next to nothing.
 
-    Policy and reference score tokens by TRL's fused head, or by all logits; `arguments` are more of `GRPOConfig`.
+    Policy and reference score tokens by TRL's fused head, or by all logits; `more` is for `GRPOConfig`.
     """
     trainer = GRPOTrainer(
-        model=str(folder),
-        args=arguments_of(problem, folder, **arguments),
+        model=str(folder), args=arguments_of(problem, folder, **more), processing_class=tokenizer, callbacks=callbacks,
         reward_funcs=lambda completions, **_: [len(set(text)) / 100 for text in completions],
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
+    )  # fmt: skip
     for model in () if fused_head else (trainer.model, trainer.ref_model):
         if model is not None:
             without_fused_head(model, trainer.temperature)
@@ -77,13 +67,11 @@ def trainer_of(
 
 def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
     """The problem's batch as TRL's `_compute_loss` takes it, in micro-batches; without old log-probabilities on the policy."""
-    data = {name: torch.from_numpy(x).to(torch_device()) for name, x in arrays(problem).items()}
-    prompt = data["prompt"].repeat_interleave(problem.group, 0).long()
-    completion = data["completion"].reshape(-1, problem.completion).long()
-    mask = torch.ones_like(completion)
+    data = torch_arrays(problem)
+    mask = torch.ones_like(data["completion"])
     whole = {
-        "prompt_ids": prompt, "prompt_mask": torch.ones_like(prompt), "completion_ids": completion,
-        "completion_mask": mask, "advantages": data["advantages"], "ref_per_token_logps": data["ref_logp"],
+        "prompt_ids": data["prompt"], "prompt_mask": torch.ones_like(data["prompt"]), "completion_mask": mask,
+        "completion_ids": data["completion"], "advantages": data["advantages"], "ref_per_token_logps": data["ref_logp"],
     }  # fmt: skip
     if off_policy:
         whole["old_per_token_logps"] = data["old_logp"]
@@ -93,12 +81,10 @@ def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
     ]
 
 
-def backward(trainer: GRPOTrainer, problem: Problem, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+def backward(trainer: Any, problem: Problem, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
     """The loss and the norm of its gradients, which are left on the model, clipped to 1 or as the config says."""
     trainer.current_gradient_accumulation_steps = 1  # `num_items_in_batch` is the whole batch's already
-    model = trainer.model
-    assert model is not None
-    loss = 0.0
+    model, loss = trainer.model, 0.0
     for inputs in micro_batches:
         with torch.autocast(torch_device(), torch.bfloat16, enabled=problem.dtype == "bfloat16"):
             part = trainer._compute_loss(model, inputs)

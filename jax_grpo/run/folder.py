@@ -10,7 +10,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,6 +18,7 @@ from typing import Any
 
 import jax
 
+from jax_grpo.system.devices import cores, processor
 from jax_grpo.system.whole_files import lock, written_whole
 
 LOCK = "run.lock"
@@ -126,15 +126,7 @@ def hardware() -> dict[str, Any]:
     return {
         "platform": devices[0].platform,
         "devices": [device.device_kind for device in devices],
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "cpu": processor(),
+        "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -1,10 +1,13 @@
-"""Facts of devices: GPUs to compile for that need not be there, peaks by their makers' word, and speeds measured here.
+"""Facts of devices: this machine's processor, GPUs to compile for that need not be there, makers' peaks, and speeds measured here.
 
 A GPU to compile for is one file in `assets/targets`: an XLA GpuTargetConfigProto in text form under a comment that names the card.
 Adding a card is adding a file. Needs no JAX but to measure.
 """
 
+import os
+import platform
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +88,20 @@ PEAKS = {
 def device_peak(device_kind: str, dtype: str) -> float | None:
     """Peak of a named device for matmuls of that dtype; None where the table has none (every CPU)."""
     return PEAKS.get(device_kind, {}).get(dtype)
+
+
+def processor() -> str:
+    """This machine's processor as the system names it, where it can with family and model: `AMD EPYC (family 25, model 17)`."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text() if file.exists() else ""
+    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.M))
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})" if "cpu family" in facts else name
+
+
+def cores() -> int | None:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
 
 
 def measured_peak(dtype: str, size: int) -> float:
