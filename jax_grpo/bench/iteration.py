@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, finished, main
+from jax_grpo.bench.harness import Prepared, main
+from jax_grpo.bench.machine import finished
 from jax_grpo.bench.problems import Problem, batch_of, bench_of, problem_of
 from jax_grpo.config import Config
 
