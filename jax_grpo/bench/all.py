@@ -69,11 +69,11 @@ ENTRIES: dict[str, Entry] = {
         "optimiser": ("optimiser --steps 10 --variants optax,torch-fused", 8, CPU),
         "optimiser_124m": ("optimiser --problem 124m", 20, ACCELERATOR),
         "precision_124m": (
-            "update --problem 124m-64x192-bf16 --variants float32,tf32,bfloat16,matmul-float32,matmul-tf32,matmul-bfloat16",
+            "update --problem 124m-64x192-bf16 --variants jax_grpo,float32,tf32,matmul-float32,matmul-tf32,matmul-bfloat16",
             40, ACCELERATOR,
         ),
         "remat_124m": (
-            "update --problem 124m-64x192-bf16 --variants remat-none,remat-matmuls,remat-full,remat-full-chunked-head",
+            "update --problem 124m-64x192-bf16 --variants jax_grpo,remat-matmuls,remat-full,remat-full-chunked-head",
             40, ACCELERATOR,
         ),
         "lm_head": ("lm_head --problem s2 --steps 20", 60, ACCELERATOR),
