@@ -109,7 +109,7 @@ def test_every_entry_asks_for_what_its_benchmark_has(name):
 
 NAMED = [
     (module, name)
-    for module in ("update", "iteration", "rollout", "precision", "remat", "optimiser")
+    for module in ("update", "iteration", "rollout", "optimiser")
     for name in importlib.import_module(f"jax_grpo.bench.{module}").BENCH.problems
     if any(name.replace("-", "_").startswith(file.stem) for file in CONFIGS.glob("*.yaml"))
 ]
@@ -231,9 +231,10 @@ def tiny_update() -> tuple[str, dict]:
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("jax_grpo-chunked", "jax_grpo-micro-batches") else [])
+        pytest.param(name, marks=pytest.mark.slow if name.startswith(("jax_grpo-", "remat")) else [])
         for name in update.BENCH.variants
-        if name not in ("jax_grpo", "torch_ref-compiled")
+        # Those of `PRECISIONS` set JAX's precision for their whole process.
+        if name not in ("jax_grpo", "torch_ref-compiled") and not name.endswith(tuple(update.PRECISIONS))
     ],
 )
 def test_every_variant_of_the_update_computes_the_same_loss_and_gradient(variant, tiny_update):

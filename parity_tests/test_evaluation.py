@@ -17,12 +17,11 @@ from jax_grpo.config.files import require_weights
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.__main__ import main, parse
-from jax_grpo.evaluate.environment import environment_prompts, environment_rows, environment_task
 from jax_grpo.evaluate.mates import Mate, mate_rows, read_mates
 from jax_grpo.evaluate.policy import policy_rows, policy_task
 from jax_grpo.evaluate.selfplay import openings, pgn, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Z, bootstrap_mean, difference, mean, proportion, summarise
-from jax_grpo.evaluate.suites import Data, run_suites
+from jax_grpo.evaluate.suites import Data, environment_prompts, run_suites
 from jax_grpo.evaluate.tables import compare, comparison_page, evaluation_page, published_figures, read_report
 from jax_grpo.model.named import find_tokenizer, load_policy
 from jax_grpo.model.tokenizer import Tokenizer
@@ -31,7 +30,7 @@ from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.rollout.texts import Generator
 from jax_grpo.sft.rows import policy_row
 from jax_grpo.tasks.base import Position
-from jax_grpo.tasks.environment import next_state
+from jax_grpo.tasks.environment import judge, next_state
 from jax_grpo.tasks.policy import win_probability
 
 POSITIONS = read_packaged("heldout")[:60]
@@ -134,8 +133,8 @@ def test_a_whole_row_with_a_missing_candidate_has_not_the_right_format():
 
 
 def test_the_rules_own_next_states_are_perfect_and_each_fault_is_found():
-    prompts = environment_prompts(environment_task(), POSITIONS)
-    for row in environment_rows(prompts, [p.answer for p in prompts]):
+    prompts = environment_prompts(POSITIONS)
+    for row in (judge(p, p.answer) for p in prompts):
         assert all(row[n] for n in ("format", "next_state", "reward", "terminated", "truncated"))
         assert (row["similarity"], row["reward_error"]) == (1.0, 0.0)
     fen, reward, terminated, truncated = prompts[0].answer.split("+")
@@ -147,11 +146,8 @@ def test_the_rules_own_next_states_are_perfect_and_each_fault_is_found():
         "": {"format", "next_state", "reward", "terminated", "truncated"},
     }
     for text, wrong in faults.items():
-        (row,) = environment_rows(prompts[:1], [text])
-        assert {name for name, value in row.items() if value is False} == wrong, text
-    assert environment_rows(prompts[:1], [f"{fen}+0.25+0+0"])[0]["reward_error"] == pytest.approx(
-        abs(0.25 - float(reward))
-    )
+        assert {name for name, value in judge(prompts[0], text).items() if value is False} == wrong, text
+    assert judge(prompts[0], f"{fen}+0.25+0+0")["reward_error"] == pytest.approx(abs(0.25 - float(reward)))
 
 
 BACK_RANK = "6k1/5ppp/8/8/8/8/8/R6K w - - 0 1"

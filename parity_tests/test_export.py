@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate import __main__ as evaluate
-from jax_grpo.evaluate.environment import environment_prompts, environment_task
 from jax_grpo.evaluate.policy import policy_task
 from jax_grpo.evaluate.selfplay import openings
-from jax_grpo.evaluate.suites import CAPS, Data, our_generators, run_suites
+from jax_grpo.evaluate.suites import CAPS, Data, environment_prompts, our_generators, run_suites
 from jax_grpo.export import __main__ as export
 from jax_grpo.export.tokenizer import chess_backend
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
@@ -27,6 +26,7 @@ from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.rollout.texts import Generator
 from jax_grpo.sft.rows import policy_row
+from jax_grpo.tasks.stop import environment_stop
 from torch_ref.compare import difference
 
 POSITIONS = read_packaged("heldout")
@@ -67,7 +67,7 @@ def real_texts(count: int) -> list[str]:
     """Prompts and whole rows of both tasks."""
     full, one, rng = policy_task("full"), policy_task("best_move"), random.Random(0)
     texts = []
-    for position, prompt in zip(POSITIONS, environment_prompts(environment_task(), POSITIONS[:count]), strict=False):
+    for position, prompt in zip(POSITIONS, environment_prompts(POSITIONS[:count]), strict=False):
         texts += [one.prompt(position, 0).text, full.prompt(position, 0).text + policy_row(position, rng).completion]
         texts += [prompt.text, prompt.text + (prompt.answer or "")]
     return texts
@@ -173,7 +173,7 @@ def both_evaluations(folder, suites, data):
     """Greedy estimates by our rollout and by `transformers`, and how many completions each compared."""
     ours = our_generators(load_named(PACKAGED), 1.0, 0)
     rules = {kind: policy_task(kind).stop_rule for kind in ("full", "best_move")}
-    rules["environment"] = environment_task().stop_rule
+    rules["environment"] = environment_stop()
     theirs = {kind: Theirs(folder, rules[kind], CAPS[kind]) for kind in CAPS}
 
     def greedy_only(complete):

@@ -12,7 +12,7 @@ from jax_grpo.config.sections import TaskConfig
 from jax_grpo.evaluate.policy import policy_rows
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.tasks.base import Position
-from jax_grpo.tasks.policy import PolicyTask, legal_moves, parse_full
+from jax_grpo.tasks.policy import PolicyTask, legal_moves, parse_answer
 
 # The definition the parser must agree with, written as one pattern; cubic in runs of blanks, so only for short texts.
 ROW = re.compile(r"\s*(?P<moves>[^:]*?)\s+E:\s*(?P<evaluations>[^:]*?)\s+B:\s*(?P<best>\S*)\s*")
@@ -39,7 +39,7 @@ def _perfect(position: Position) -> str:
     )
 )
 def test_fields_are_those_of_the_row_pattern(text):
-    match, answer = ROW.fullmatch(text), parse_full(text)
+    match, answer = ROW.fullmatch(text), parse_answer("full", text)
     if match is None:
         assert answer == ([], [], "", False)
     else:
@@ -52,7 +52,7 @@ def test_parsing_degenerate_text_takes_time_in_proportion_to_its_length(head, bl
     # A collapsed policy writes 144 of GPT-2's longest blank tokens (16 spaces), one row after the other.
     def parsed(length):
         text = head + blank * length
-        return lambda: parse_full(text)
+        return lambda: parse_answer("full", text)
 
     require_linear(parsed)
 

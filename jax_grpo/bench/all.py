@@ -51,7 +51,10 @@ ENTRIES: dict[str, Entry] = {
         "update_124m": (
             "update --problem 124m --steps 3 --variants jax_grpo,jax_grpo-chunked,torch_ref,TRL,TRL-plain-head", 100, CPU
         ),
-        "update_124m_64x192": ("update --problem 124m-64x192-bf16", 85, ACCELERATOR),
+        "update_124m_64x192": (
+            "update --problem 124m-64x192-bf16 --variants jax_grpo,jax_grpo-chunked,jax_grpo-micro-batches,"
+            "torch_ref,torch_ref-compiled,TRL,TRL-plain-head", 85, ACCELERATOR
+        ),
         "iteration_width_128": (
             "iteration --problem width-128 --steps 3 --variants jax_grpo,jax_grpo-chunked,TRL", 100, CPU
         ),
@@ -65,8 +68,14 @@ ENTRIES: dict[str, Entry] = {
         "attention_1024": ("attention --problem 1024", 30, ACCELERATOR),
         "optimiser": ("optimiser --steps 10 --variants optax,torch-fused", 8, CPU),
         "optimiser_124m": ("optimiser --problem 124m", 20, ACCELERATOR),
-        "precision_124m": ("precision --problem 124m-64x192-bf16", 40, ACCELERATOR),
-        "remat_124m": ("remat --problem 124m-64x192-bf16", 40, ACCELERATOR),
+        "precision_124m": (
+            "update --problem 124m-64x192-bf16 --variants jax_grpo,float32,tf32,matmul-float32,matmul-tf32,matmul-bfloat16",
+            40, ACCELERATOR,
+        ),
+        "remat_124m": (
+            "update --problem 124m-64x192-bf16 --variants jax_grpo,remat-matmuls,remat-full,remat-full-chunked-head",
+            40, ACCELERATOR,
+        ),
         "lm_head": ("lm_head --problem s2 --steps 20", 60, ACCELERATOR),
         "scaling": ("scaling --over batch,length", 35, CPU),
         "scaling_all": ("scaling", 60, ACCELERATOR),
@@ -116,10 +125,9 @@ def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, record in results.items():
         times = {key: values.get("median_ms") for key, values in record.get("variants", {}).items()}
         ours = next(iter(times), "")
-        best = min(
-            (key for key in times if key.startswith(PEERS) and times[key]), key=lambda key: times[key], default=""
-        )
-        if times.get(ours) and best:
+        timed = [key for key in times if key.startswith(PEERS) and times[key]]
+        if times.get(ours) and timed:
+            best = min(timed, key=lambda key: times[key])
             ratio = f"{times[best] / times[ours]:.2f}"
             lines.append(line(name, f"{ours} {times[ours]:.1f} ms", f"{best} {times[best]:.1f} ms", ratio))
     return [header("benchmark", "ours", "fastest peer", "peer / ours"), *lines, ""] if lines else []

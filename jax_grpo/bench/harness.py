@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_grpo.bench.machine import line_of, machine
+from jax_grpo.bench.machine import LEAST_STEPS, Step, finished, line_of, machine, milliseconds
 from jax_grpo.system import memory
 from jax_grpo.system.process import child_record
 
-Step = Callable[[], Any]  # does the work; its result is waited for
-LEAST_STEPS = 3  # timed, of every variant: a median of fewer is one measurement
 # Largest difference between a variant's numbers and the first one's, relative to the larger: the parity contract's, by dtype.
 AGREEMENT = {"loss": 1e-5, "grad_norm": 1e-4}
 ROUNDED = {"loss": 2e-2, "grad_norm": 5e-2}  # where one of the two computes in bfloat16 or TF32
@@ -79,31 +77,6 @@ def agree(ours: Mapping[str, Any], first: Mapping[str, Any]) -> None:
             raise Disagreement(
                 f"{name} {value} here, {expected} in the first variant: expected finite, and {tolerance:g} apart"
             )
-
-
-def finished(result: Any) -> Any:
-    """The result, when the devices of JAX and of PyTorch, as far as they are loaded, are done with it."""
-    if jax := sys.modules.get("jax"):
-        jax.block_until_ready(result)
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return result
-
-
-def milliseconds(step: Step, steps: int, until: float = math.inf) -> list[float]:
-    """Of each of so many steps, `LEAST_STEPS` at least; no step beyond those is begun after `until` of `time.monotonic()`."""
-    times: list[float] = []
-    while len(times) < LEAST_STEPS or (len(times) < steps and time.monotonic() < until):
-        started = time.perf_counter()
-        finished(step())
-        times.append(1e3 * (time.perf_counter() - started))
-    return times
-
-
-def best_ms(step: Step, steps: int = LEAST_STEPS) -> float:
-    """Least milliseconds of some steps, after one that compiles."""
-    finished(step())
-    return min(milliseconds(step, steps))
 
 
 def measure(
@@ -230,9 +203,8 @@ def command_parser(
     module: str, about: str | None, parents: Sequence[argparse.ArgumentParser] = ()
 ) -> argparse.ArgumentParser:
     """A parser that calls itself by its module, and shows the first line of what it is `about`."""
-    return argparse.ArgumentParser(
-        prog=f"python -m {module}", description=(about or "").partition("\n")[0], parents=parents
-    )
+    first_line = (about or "").partition("\n")[0]
+    return argparse.ArgumentParser(prog=f"python -m {module}", description=first_line, parents=parents)
 
 
 def command_of(module: str, argv: Sequence[str] | None) -> str:

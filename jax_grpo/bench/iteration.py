@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, finished, main
+from jax_grpo.bench.harness import Prepared, main
+from jax_grpo.bench.machine import finished
 from jax_grpo.bench.problems import Problem, batch_of, bench_of, problem_of
 from jax_grpo.config import Config
 
@@ -39,8 +40,11 @@ CHUNKED = {"implementation": "chunked", "chunk_tokens": 256, "chunk_vocab": 8192
 
 
 def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
-    """A run of the problem; keywords replace settings by section."""
-    return problems.config_of(problem._replace(prompt=LONGEST), **sections)
+    """A run of the problem; keywords replace settings by section.
+
+    The check comes after a step on completions of each side's own: its learning rate is too small to change a weight.
+    """
+    return problems.config_of(problem._replace(prompt=LONGEST), update={"learning_rate": 1e-12}, **sections)
 
 
 def prompts(config: Config) -> list[tuple[Any, str]]:
@@ -120,9 +124,8 @@ def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.eos_token
     go: queue.SimpleQueue[None] = queue.SimpleQueue()
-    done: queue.SimpleQueue[BaseException | None] = (
-        queue.SimpleQueue()
-    )  # after each step, and with what ended the training
+    # After each step, and with what ended the training.
+    done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     class OneByOne(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -132,6 +135,7 @@ def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
     trainer = trl_peer.trainer_of(
         problem, folder, tokenizer, json.loads((folder / "prompts.json").read_text()), fused_head=fused_head,
         callbacks=[OneByOne()], max_steps=1000, save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        learning_rate=config_of(problem).update.learning_rate,
     )  # fmt: skip
 
     def train() -> None:

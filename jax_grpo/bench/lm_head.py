@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.bench import harness
-from jax_grpo.bench.harness import Bench, Prepared, finished, milliseconds, torch_device
-from jax_grpo.bench.machine import line_of, machine
+from jax_grpo.bench.harness import Bench, Prepared, torch_device
+from jax_grpo.bench.machine import finished, line_of, machine, milliseconds
 from jax_grpo.bench.problems import ADVANTAGE
 from jax_grpo.config.learning import ObjectiveConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
@@ -130,9 +130,8 @@ def step_of(name: str, shape: Shape) -> Callable:
 
     def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
         if name in BASELINES:
-            return jnp.sum(
-                losses(rows, BASELINES[name](hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows["targets"]))
-            )
+            logp_T = BASELINES[name](hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows["targets"])
+            return jnp.sum(losses(rows, logp_T))
         tokens = (hidden_TH[None], embedding_VH, rows["targets"][None])
         if not head.fused:
             return jnp.sum(losses(rows, LM_HEADS[head.implementation](*tokens, **how)[0][0]))
@@ -188,10 +187,8 @@ def _jax(name: str, resolved: str) -> Prepared:
 
     def step_with(masked: float) -> Callable[[], Any]:
         rows: Rows = {name: jnp.asarray(x) for name, x in arrays(shape, masked).items()}
-        hidden_TH, embedding_VH = (
-            rows.pop("hidden").astype(jnp.bfloat16),
-            rows.pop("embedding").astype(shape.param_dtype),
-        )
+        hidden_TH = rows.pop("hidden").astype(jnp.bfloat16)
+        embedding_VH = rows.pop("embedding").astype(shape.param_dtype)
         head = jax.jit(partial(LM_HEADS["chunked"], vocab_size=shape.vocab_size, temperature=1.0, tiling=SMALL))
         rows["old_logp"] = head(hidden_TH[None], embedding_VH, rows["targets"][None])[0][0] + rows.pop("noise")
         return partial(jax.jit(step_of(name, shape)), hidden_TH, embedding_VH, rows)
@@ -307,15 +304,6 @@ def compiled_record(name: str, shape: Shape, target: str) -> dict[str, Any]:
     }
 
 
-def compiled_row(name: str, record: dict[str, Any]) -> str:
-    """A line of the table of compiled heads."""
-    if "error" in record:
-        return harness.line(name, record["error"])
-    kernel = "{name} {registers} registers, {spilled} B spilled, {shared} B shared"
-    kernels = "; ".join(kernel.format_map(facts) for facts in record["kernels"])
-    return harness.line(name, *(f"{record[size] / 1e6:.0f}" for size in SIZES), record["float32_dots"], kernels)
-
-
 def compile_all(arguments: argparse.Namespace, shape: Shape, command: str) -> None:
     """A table of the heads' memory on the target, and the raw data; nothing runs."""
     jax.config.update("jax_platforms", "cpu")  # with a GPU platform asked for, JAX looks for a driver first
@@ -324,9 +312,14 @@ def compile_all(arguments: argparse.Namespace, shape: Shape, command: str) -> No
     record = about | {"jax": jax.__version__, "machine": machine(), "variants": {}}
     print(f"# {command}\n# {line_of(record['machine'])}")
     print(harness.header("head", *(f"{size} MB" for size in SIZES), "float32 matmuls", "kernels"))
+    kernel = "{name} {registers} registers, {spilled} B spilled, {shared} B shared"
     for name in names:
-        record["variants"][name] = compiled_record(name, shape, arguments.target)
-        print(compiled_row(name, record["variants"][name]), flush=True)
+        head = record["variants"][name] = compiled_record(name, shape, arguments.target)
+        cells = [head.get("error")]
+        if "error" not in head:
+            kernels = "; ".join(kernel.format_map(facts) for facts in head["kernels"])
+            cells = [*(f"{head[size] / 1e6:.0f}" for size in SIZES), head["float32_dots"], kernels]
+        print(harness.line(name, *cells), flush=True)
         harness.save(arguments.json, record)
 
 

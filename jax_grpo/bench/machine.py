@@ -1,4 +1,4 @@
-"""What a benchmark's numbers were made on: the processor, its cores, and what it was measured to do.
+"""What a benchmark's numbers were made on: the processor, its cores, and what it was measured to do; and the stopwatch.
 
     python -m jax_grpo.bench.machine
 
@@ -6,15 +6,23 @@ Two machines are compared by their matmul rate and bandwidth sooner than by thei
 """
 
 import json
+import math
 import os
 import platform
 import re
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 from jax_grpo.system import devices
 
 # Variables that change how memory is allocated.
 ALLOCATOR = re.compile(r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|TCMALLOC_")
+LEAST_STEPS = 3  # timed, of every variant: a median of fewer is one measurement
+SPEED_STEPS = 5  # the fastest of which is a speed of the machine
+PASS_BYTES = 1 << 29  # read and written back to measure the bandwidth, too many for a cache
+Step = Callable[[], Any]  # does the work; its result is waited for
 
 
 def machine() -> dict[str, Any]:
@@ -41,8 +49,32 @@ def speeds() -> dict[str, Any]:
     import jax
 
     device = jax.devices()[0]
-    peak, bandwidth = devices.measured_peak("float32", square()), devices.measured_bandwidth()
-    return {"on": device.platform, "device": device.device_kind, "peak_flops": peak, "bandwidth": bandwidth}
+    about = {"on": device.platform, "device": device.device_kind}
+    return about | {"peak_flops": matmul_rate(square()), "bandwidth": bandwidth()}
+
+
+def matmul_rate(size: int) -> float:
+    """Float32 FLOPs a second of the fastest of some matmuls of `size` rows: what benchmarks print beside a maker's peak.
+
+    Not what training divides by on a CPU: under another load than at the measurement, it would be passed.
+    """
+    import jax
+
+    ones, multiply = jax.numpy.ones((size, size)), jax.jit(jax.numpy.matmul)
+    return 2e3 * size**3 / best_ms(lambda: multiply(ones, ones), SPEED_STEPS)
+
+
+def bandwidth() -> float:
+    """Bytes a second of the fastest of some passes over `PASS_BYTES`."""
+    import jax
+
+    add, held = jax.jit(lambda x: x + 1, donate_argnums=0), [jax.numpy.zeros(PASS_BYTES // 4, "float32")]
+
+    def step() -> Any:
+        held.append(add(held.pop()))
+        return held[-1]
+
+    return 2e3 * PASS_BYTES / best_ms(step, SPEED_STEPS)
 
 
 def line_of(about: dict[str, Any]) -> str:
@@ -54,6 +86,31 @@ def line_of(about: dict[str, Any]) -> str:
         rates = f"{1e-9 * about['peak_flops']:.0f} GFLOP/s, {1e-9 * about['bandwidth']:.1f} GB/s"
         facts.append(f"{rates} (float32, measured)")
     return ", ".join([*facts, *(f"{name}={value}" for name, value in about.get("allocator", {}).items())])
+
+
+def finished(result: Any) -> Any:
+    """The result, when the devices of JAX and of PyTorch, as far as they are loaded, are done with it."""
+    if jax := sys.modules.get("jax"):
+        jax.block_until_ready(result)
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result
+
+
+def milliseconds(step: Step, steps: int, until: float = math.inf) -> list[float]:
+    """Of each of so many steps, `LEAST_STEPS` at least; no step beyond those is begun after `until` of `time.monotonic()`."""
+    times: list[float] = []
+    while len(times) < LEAST_STEPS or (len(times) < steps and time.monotonic() < until):
+        started = time.perf_counter()
+        finished(step())
+        times.append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def best_ms(step: Step, steps: int = LEAST_STEPS) -> float:
+    """Least milliseconds of some steps, after one that compiles."""
+    finished(step())
+    return min(milliseconds(step, steps))
 
 
 if __name__ == "__main__":

@@ -85,9 +85,7 @@ def bench_of(
 
     files = {name: f"the model, the batch and the settings of configs/{file.name}" for name, file in configs.items()}
     lines = files | {name: str(problem) for name, problem in problems.items()}
-    of_resolved = {
-        name: lambda resolved, variant=variant: variant(problem_of(resolved)) for name, variant in variants.items()
-    }
+    of_resolved = {name: lambda resolved, run=variant: run(problem_of(resolved)) for name, variant in variants.items()}
     return Bench(module, about, of_resolved, lines, bool(configs), resolve)
 
 

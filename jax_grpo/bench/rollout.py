@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, best_ms, main, torch_device
+from jax_grpo.bench.harness import Prepared, main, torch_device
+from jax_grpo.bench.machine import best_ms
 from jax_grpo.bench.problems import FOLDER, Problem, arrays, bench_of, torch_arrays
 
 CONFIGS = problems.CONFIGS | {"quickstart-mixed": FOLDER / "quickstart_mixed.yaml"}

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.bench import harness, problems
-from jax_grpo.bench.harness import header, line, milliseconds
-from jax_grpo.bench.machine import machine, speeds
+from jax_grpo.bench.harness import header, line
+from jax_grpo.bench.machine import machine, milliseconds, speeds
 from jax_grpo.bench.problems import Problem
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import Program, Run, run_of
@@ -141,12 +141,8 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     wanted = [(over, size) for over in harness.selected("--over", arguments.over, SIZES) for size in SIZES[over]]
     started = time.monotonic()
-    record = {
-        "command": harness.command_of("jax_grpo.bench.scaling", argv),
-        "machine": machine(),
-        "base": BASE,
-        **speeds(),
-    }
+    command = harness.command_of("jax_grpo.bench.scaling", argv)
+    record = {"command": command, "machine": machine(), "base": BASE, **speeds()}
     # Points by sizes, of each program: the base's sizes are among those of every size that is varied, and are measured once.
     known: dict[tuple[int, ...], dict[str, dict[str, Any]]] = {}
     for point in harness.saved(arguments.json).get("points", []) if arguments.resume else []:

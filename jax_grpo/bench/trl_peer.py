@@ -26,7 +26,7 @@ class NotTheSame(ValueError):
 
 
 def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
-    """TRL's settings for the problem's own config.
+    """TRL's settings for the problem's own config, without those of its optimiser.
 
     Raises:
         NotTheSame: it has a setting that is not among those translated here.
@@ -43,7 +43,7 @@ def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
         per_device_train_batch_size=problem.rows, num_generations=problem.group, max_completion_length=problem.completion,
         temperature=config.rollout.temperature, beta=kl.beta, epsilon=objective.epsilon_low,
         epsilon_high=objective.epsilon_high, loss_type="dapo", use_bias_correction_kl=False, steps_per_generation=1,
-        learning_rate=config.update.learning_rate, gradient_checkpointing=False, report_to=[], **more,
+        gradient_checkpointing=False, report_to=[], **more,
     )  # fmt: skip
 
 

@@ -3,7 +3,9 @@
     python -m jax_grpo.bench.update --problem 124m --json update_124m.json
 
 Every implementation starts from the same weights; loss and gradient norm of its first step must be those of the first variant,
-before anything is timed. `jax_grpo` is a run's own update, with the LM head and the settings of its config; the others are extra.
+before anything is timed. `jax_grpo` is a run's own update, with the LM head and the settings of its config; the others are extra:
+what recomputing blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are kept), and the step and its matmuls in
+float32, in TF32 where the device has it, and in bfloat16.
 """
 
 import tempfile
@@ -13,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, finished, main, torch_device
+from jax_grpo.bench.harness import Prepared, main, torch_device
+from jax_grpo.bench.machine import finished, square
 from jax_grpo.bench.problems import Problem, config_of, peer_parts
 
 MICRO_BATCHES = 4
 CHUNKED = {"implementation": "chunked"}
+REMAT = {"remat": True, "remat_keeps": "nothing"}
+# What matmuls are computed in: the dtype of the step, and the precision that JAX is asked for.
+PRECISIONS = {"float32": ("float32", "highest"), "tf32": ("float32", "default"), "bfloat16": ("bfloat16", "default")}
 
 
 def _prepared(problem: Problem, step: Callable[[], Mapping[str, Any]], **facts: Any) -> Prepared:
@@ -40,18 +46,14 @@ def jax_parts(problem: Problem, **sections: Mapping[str, Any]):
     return *problems.model_of(problem, config.model.recomputed), problems.batch_of(problem), config
 
 
-def jax_step(
-    problem: Problem, *, dtype: str | None = None, rounded: str | None = None, **sections: Mapping[str, Any]
-) -> Prepared:
-    """This project's step, with some of the problem's settings replaced by section.
-
-    It computes in `dtype`; `rounded` is what its float32 matmuls are really computed in (`tf32`).
-    """
+def jax_step(problem: Problem, *, matmuls: str | None = None, **sections: Mapping[str, Any]) -> Prepared:
+    """This project's step, its matmuls as one of `PRECISIONS` if asked, with some of the problem's settings replaced by section."""
     import jax
 
     from jax_grpo.update import init_state, make_update
 
-    problem = problem._replace(dtype=dtype or problem.dtype)
+    if matmuls:
+        problem = problem._replace(dtype=_computes_in(matmuls))
     graphdef, params, batch, config = jax_parts(problem, **sections)
     update = make_update(graphdef, config, config.optimizer_steps())
     held = {"state": init_state(params, config)}
@@ -63,9 +65,26 @@ def jax_step(
         return metrics
 
     return _prepared(
-        problem, step, dtype=rounded or problem.dtype, device=jax.devices()[0].device_kind,
+        problem, step, dtype=matmuls or problem.dtype, device=jax.devices()[0].device_kind,
         lm_head=config.lm_head.model_dump(), micro_batches=config.update.parts,
     )  # fmt: skip
+
+
+def _computes_in(matmuls: str) -> str:
+    """The dtype of a computation with such matmuls, which JAX is asked for from here on."""
+    import jax
+
+    dtype, precision = PRECISIONS[matmuls]
+    jax.config.update("jax_default_matmul_precision", precision)
+    return dtype
+
+
+def _matmul(_: Problem, *, matmuls: str) -> Prepared:
+    import jax
+
+    size = square()
+    ones, multiply = jax.numpy.ones((size, size), _computes_in(matmuls)), jax.jit(jax.numpy.matmul)
+    return Prepared(lambda: multiply(ones, ones), {"flops": 2 * size**3, "rows": size})
 
 
 def _torch_ref(problem: Problem, *, compiled: bool) -> Prepared:
@@ -125,7 +144,13 @@ BENCH = problems.bench_of(
         "torch_ref-compiled": partial(_torch_ref, compiled=True),
         "TRL": partial(_trl, fused_head=True),
         "TRL-plain-head": partial(_trl, fused_head=False),
-    },
+        "remat-none": partial(jax_step, model=REMAT | {"remat": False}),
+        "remat-matmuls": partial(jax_step, model=REMAT | {"remat_keeps": "matmuls"}),
+        "remat-full": partial(jax_step, model=REMAT),
+        "remat-full-chunked-head": partial(jax_step, model=REMAT, lm_head=CHUNKED),
+    }
+    | {name: partial(jax_step, matmuls=name) for name in PRECISIONS}
+    | {f"matmul-{name}": partial(_matmul, matmuls=name) for name in PRECISIONS},
 )
 
 if __name__ == "__main__":

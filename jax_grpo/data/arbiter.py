@@ -17,7 +17,7 @@ from jax_grpo.data.selfplay import game_batches
 from jax_grpo.data.shards import Source, of_file, row_position
 from jax_grpo.positions.files import read_games, text_rows
 from jax_grpo.positions.position import ending, mating_moves, recent_moves
-from jax_grpo.positions.random_play import sparse_start
+from jax_grpo.positions.random_play import random_move, sparse_start
 from jax_grpo.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, parse_environment_row
 from jax_grpo.positions.table import MOVES
 from jax_grpo.tasks.environment import draw_move
@@ -84,20 +84,16 @@ def illegal_move(board: chess.Board, rng: random.Random) -> chess.Move:
     return draw_move(board, rng, illegal_fraction=1.0)
 
 
-def _uniform(board: chess.Board, rng: random.Random) -> chess.Move:
-    return rng.choice(sorted(board.legal_moves, key=chess.Move.uci))
-
-
 def _mating(board: chess.Board, rng: random.Random) -> chess.Move:
     """A mate in one where there is one."""
     mates = mating_moves(board)
-    return chess.Move.from_uci(mates[0]) if mates else _uniform(board, rng)
+    return chess.Move.from_uci(mates[0]) if mates else random_move(board, rng)
 
 
 def _quiet(board: chess.Board, rng: random.Random) -> chess.Move:
     """No capture and no pawn move where possible: to the fifty-move rule."""
     quiet = sorted((m for m in board.legal_moves if not board.is_zeroing(m)), key=chess.Move.uci)
-    return rng.choice(quiet) if quiet else _uniform(board, rng)
+    return rng.choice(quiet) if quiet else random_move(board, rng)
 
 
 def _undoing(board: chess.Board, rng: random.Random) -> chess.Move:
@@ -106,7 +102,7 @@ def _undoing(board: chess.Board, rng: random.Random) -> chess.Move:
         last = board.move_stack[-2]
         if board.is_legal(back := chess.Move(last.to_square, last.from_square)):
             return back
-    return _uniform(board, rng)
+    return random_move(board, rng)
 
 
 def _late_clock(rng: random.Random) -> chess.Board:
@@ -118,11 +114,11 @@ def _late_clock(rng: random.Random) -> chess.Board:
 
 
 STYLES = (  # (first position, None: the usual one; player), drawn alike
-    (None, _uniform),
+    (None, random_move),
     (None, _mating),
     (None, _undoing),
     (sparse_start, _mating),
-    (sparse_start, _uniform),
+    (sparse_start, random_move),
     (sparse_start, _undoing),
     (_late_clock, _quiet),
 )

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from jax_grpo.data.shards import Source, row_position
 from jax_grpo.positions.position import mating_moves, position_key, recent_moves
-from jax_grpo.positions.random_play import sparse_start
+from jax_grpo.positions.random_play import random_move, sparse_start
 from jax_grpo.positions.table import MOVES
 from jax_grpo.tasks.engine import engine_name, search, start_engine
 
@@ -41,14 +41,13 @@ def labelled_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes
     opening_plies = rng.randint(1, 8)
     rows = []
     while not board.is_game_over() and len(board.move_stack) < MAX_PLIES:
-        legal = sorted(board.legal_moves, key=chess.Move.uci)
         if len(board.move_stack) < opening_plies or rng.random() < 0.4:
-            board.push(rng.choice(legal))
+            board.push(random_move(board, rng))
             continue
         moves, evaluations, _ = search(engine, board, nodes=nodes, multipv=5)
         rows.append({"fen": board.fen(), "history": recent_moves(board), "moves": moves, "evaluations": evaluations})
         best_or_other = rng.choices(moves, weights=[0.5**rank for rank in range(len(moves))])[0]
-        board.push(rng.choice(legal) if rng.random() < blunder else chess.Move.from_uci(best_or_other))
+        board.push(random_move(board, rng) if rng.random() < blunder else chess.Move.from_uci(best_or_other))
     return rows
 
 
@@ -73,12 +72,11 @@ def mate_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: in
         mates = mating_moves(board)
         if len(mates) == 1:
             rows.append({"fen": board.fen(), "mate": mates[0]})
-        legal = sorted(board.legal_moves, key=chess.Move.uci)
         if len(board.move_stack) < opening_plies or rng.random() < blunder[board.turn]:
-            board.push(rng.choice(legal))
+            board.push(random_move(board, rng))
         else:
             played = engine.play(board, chess.engine.Limit(nodes=nodes), game=object()).move
-            board.push(played or rng.choice(legal))
+            board.push(played or random_move(board, rng))
     return [random.Random(f"{seed}/{game}").choice(rows)] if rows else []
 
 

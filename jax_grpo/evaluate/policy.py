@@ -7,18 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_grpo.config.sections import TaskConfig
+from jax_grpo.tasks import policy
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.environment import plain_number
-from jax_grpo.tasks.policy import (
-    CANDIDATES,
-    Answer,
-    PolicyTask,
-    legal_moves,
-    move_values,
-    parse_answer,
-    win_probability,
-)
+from jax_grpo.tasks.policy import CANDIDATES, Answer, PolicyTask, win_probability
 
 STYLES = ("full", "best_move")  # the whole row after `M:`; one move after `B:`
 PAWNS_CAP = 10.0  # evaluations beyond +-10 pawns count as 10: a mate would outweigh every other move in a mean
@@ -43,8 +36,8 @@ def policy_rows(
     """
     task = policy_task(style)
     components = task.score([task.prompt(position, 0) for position in positions], completions)
-    answers = [parse_answer(style, text) for text in completions]
-    values = move_values(positions, [answer.best for answer in answers], engine)
+    answers = [policy.parse_answer(style, text) for text in completions]
+    values = policy.move_values(positions, [answer.best for answer in answers], engine)
     published = any(position.best for position in positions)
     rows = []
     for i, (position, answer, pawns) in enumerate(zip(positions, answers, values, strict=True)):
@@ -82,7 +75,7 @@ def _capped(pawns: float) -> float:
 
 def _candidates(position: Position, answer: Answer) -> dict[str, Any]:
     """The five candidates and the evaluations written beside them."""
-    legal, labels = legal_moves(position.fen), dict(zip(position.moves, position.evaluations, strict=True))
+    legal, labels = policy.legal_moves(position.fen), dict(zip(position.moves, position.evaluations, strict=True))
     moves = answer.moves[:CANDIDATES]
     asked = min(CANDIDATES, len(legal))  # a position may have fewer legal moves than candidates asked for
     pairs = [

@@ -12,6 +12,8 @@ import chess
 import chess.pgn
 
 from jax_grpo.evaluate.statistics import Estimate, bootstrap_mean, proportion
+from jax_grpo.positions.position import recent_moves
+from jax_grpo.positions.random_play import random_move
 from jax_grpo.positions.rookworld import legal_uci
 from jax_grpo.rollout.texts import Complete, Tick
 from jax_grpo.tasks.base import Position, Prompt
@@ -50,7 +52,7 @@ def openings(games: int, seed: int) -> list[Game]:
     for number in range(games):
         rng, board = random.Random(f"{seed}/{number}"), chess.Board()
         for _ in range(OPENING if number else 0):
-            board.push(rng.choice(sorted(board.legal_moves, key=chess.Move.uci)))
+            board.push(random_move(board, rng))
         begun.append(Game(board, board.fen(), len(board.move_stack)))
     return begun
 
@@ -80,10 +82,9 @@ def play(
             if uci not in legal_uci(game.board):
                 game.ended, game.last_text = "illegal_move", text
                 continue
-            move, history = chess.Move.from_uci(uci), [past.uci() for past in game.board.move_stack]
-            questions[number] = Prompt(state_prompt(game.state, uci, history), 0)
-            truths.append(next_state(game.board, move))
-            game.board.push(move)
+            questions[number] = Prompt(state_prompt(game.state, uci, recent_moves(game.board)), 0)
+            truths.append(next_state(game.board, chess.Move.from_uci(uci)))
+            game.board.push_uci(uci)
             game.legal += 1
         answers = truths
         if simulate is not None:

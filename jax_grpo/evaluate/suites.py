@@ -5,17 +5,19 @@ The generators are passed in, so that another implementation of the same model c
 
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jax_grpo.evaluate.environment import environment_prompts, environment_rows, environment_task
+from jax_grpo.config.sections import TaskConfig
 from jax_grpo.evaluate.mates import Mate, mate_rows
 from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
 from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Estimate, summarise
 from jax_grpo.model.named import Policy
 from jax_grpo.rollout.texts import Complete, Generator, Tick
-from jax_grpo.tasks.base import Position
+from jax_grpo.tasks.base import Position, Prompt
 from jax_grpo.tasks.engine import EnginePool
+from jax_grpo.tasks.environment import EnvironmentTask, judge
 from jax_grpo.tasks.policy import labelled, parse_answer
 from jax_grpo.tasks.stop import environment_stop, policy_stop
 
@@ -86,13 +88,20 @@ def _policy(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
             results.moves = {p.fen: text.strip() for p, text in zip(positions, completions, strict=True)}
 
 
+def environment_prompts(positions: Sequence[Position]) -> list[Prompt]:
+    """One prompt a position; its move, illegal in 5 % of them, is drawn by a checksum of the position, wherever it stands."""
+    task = EnvironmentTask(TaskConfig.model_validate({"name": "environment"}))
+    return [task.prompt(position, zlib.crc32(position.fen.encode())) for position in positions]
+
+
 def _environment(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
-    prompts = environment_prompts(environment_task(), data.positions)
+    prompts = environment_prompts(data.positions)
     legal = [(prompt.answer or "").endswith("+0") for prompt in prompts]  # the last field, `truncated`
     groups = _sides(data.positions) | {"legal_moves": legal, "illegal_moves": [not each for each in legal]}
     for mode in MODES:
         completions = ask("environment", mode)(prompts, tick=steps(f"environment, {mode}", len(prompts)))
-        results.add(f"environment/next_state/{mode}", summarise(environment_rows(prompts, completions), groups))
+        rows = [judge(*each) for each in zip(prompts, completions, strict=True)]
+        results.add(f"environment/next_state/{mode}", summarise(rows, groups))
 
 
 def _mates(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:

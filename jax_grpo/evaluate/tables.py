@@ -140,10 +140,8 @@ def evaluation_page(report: Mapping[str, Any]) -> str:
                 rows.append([f"{words} ({method})", *(_show(name, cell) for cell in cells)])
         head = ["", *(column.replace("/", ", ").replace("_", " ") for column in columns)]
         parts.append(f"## {TITLES[section]}\n\n" + _markdown_table(head, rows))
-    if report.get("published"):
-        rows = [
-            [words, f"{figure:.2f} %", _show(path, estimates.get(path))] for words, path, figure in report["published"]
-        ]
+    if published := report.get("published"):
+        rows = [[words, f"{figure:.2f} %", _show(path, estimates.get(path))] for words, path, figure in published]
         parts.append("## Beside the published figures\n\n" + _markdown_table(["", "published", "here (greedy)"], rows))
     return "\n".join(parts)
 

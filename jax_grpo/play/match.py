@@ -29,6 +29,7 @@ from jax_grpo.config.loading import ConfigError
 from jax_grpo.evaluate.statistics import elo_estimate
 from jax_grpo.play.uci import FALLBACK, add_model_options
 from jax_grpo.positions.position import ending
+from jax_grpo.positions.random_play import random_move
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.tasks.engine import EngineError, find_engine
 
@@ -60,7 +61,7 @@ def random_opening(seed: int, number: int, plies: int) -> chess.Board:
     while True:
         board = chess.Board()
         while len(board.move_stack) < plies and any(board.legal_moves):
-            board.push(rng.choice(sorted(board.legal_moves, key=chess.Move.uci)))
+            board.push(random_move(board, rng))
         if len(board.move_stack) == plies and not board.is_game_over():
             return board
 
@@ -121,7 +122,7 @@ def stockfish(path: str | None, level: int, elo: int | None, nodes: int) -> Iter
 def random_mover(seed: int) -> Iterator[tuple[str, Mover]]:
     """(name, mover) of uniform legal moves."""
     rng = random.Random(f"mover/{seed}")
-    yield "random mover", lambda board, game: rng.choice(sorted(board.legal_moves, key=chess.Move.uci))
+    yield "random mover", lambda board, game: random_move(board, rng)
 
 
 def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
@@ -129,12 +130,9 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
     model = ["--weights", args.weights, "--prompt-style", args.prompt_style]
     model += ["--tokenizer", args.tokenizer] if args.tokenizer else []
     settings = {"Temperature": str(args.temperature), "TopK": args.top_k, "TopP": str(args.top_p), "Seed": args.seed}
-    opponents = {
-        "stockfish": stockfish(args.engine, args.level, args.elo, args.nodes),
-        "random": random_mover(args.seed),
-    }
+    movers = {"stockfish": stockfish(args.engine, args.level, args.elo, args.nodes), "random": random_mover(args.seed)}
     with (
-        opponents[args.opponent] as (name, mover),
+        movers[args.opponent] as (name, mover),
         chess.engine.SimpleEngine.popen_uci([sys.executable, "-m", "jax_grpo.uci", *model], timeout=START_S) as engine,
         progress_bar() as bar,
     ):

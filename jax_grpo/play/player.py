@@ -37,10 +37,6 @@ class Choice(NamedTuple):
     written: str
     logp: float | None
 
-    @property
-    def is_fallback(self) -> bool:
-        return self.logp is not None
-
 
 class Player:
     """The weights of a name, with a tokenizer that is not their own where one is given (see `model.named.load_named`).

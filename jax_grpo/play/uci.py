@@ -140,7 +140,7 @@ class Engine:
         choice = player.choose(board, sampling, seed=seed, game=self._game, among=among)
         milliseconds, move = round(1000 * (time.perf_counter() - started)), choice.move.uci()
         self._moves += 1
-        self._fallbacks += choice.is_fallback
+        self._fallbacks += choice.logp is not None
         self._write(f"info depth 1 time {milliseconds} nodes 1 pv {move}")
         if choice.logp is None:
             self._write(f"info string policy, {self._fallbacks} fallbacks of {self._moves}")

@@ -19,18 +19,9 @@ import chess.pgn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jax_grpo.positions import rookworld
 from jax_grpo.positions.position import Position
-from jax_grpo.positions.rookworld import (
-    UCI,
-    RowError,
-    check_fen,
-    check_legal,
-    finite,
-    legal_uci,
-    parse_environment_row,
-    parse_policy_row,
-    state_text,
-)
+from jax_grpo.positions.rookworld import RowError
 from jax_grpo.positions.table import ROWS_AT_ONCE
 
 COLUMNS = ("fen", "history", "moves", "evaluations", "best")
@@ -81,18 +72,18 @@ def _position(row: Mapping[str, Any]) -> Position:
     """
     _check_columns(tuple(map(str, row)))
     fen = " ".join(str(row["fen"]).split())
-    board = check_fen(fen)
-    evaluations = finite(_list(row, "evaluations"), "evaluations", "numbers in pawns")
+    board = rookworld.check_fen(fen)
+    evaluations = rookworld.finite(_list(row, "evaluations"), "evaluations", "numbers in pawns")
     if not any(board.legal_moves):
         raise RowError(f"the game is over in {fen!r}; expected a position with a move to play")
     history, moves = tuple(map(str, _list(row, "history"))), tuple(map(str, _list(row, "moves")))
     for move in history:
-        if not UCI.fullmatch(move):
+        if not rookworld.UCI.fullmatch(move):
             raise RowError(f"{move!r} in history is not a UCI move such as 'e2e4'")
     if len(moves) != len(evaluations):
         raise RowError(f"{len(moves)} moves but {len(evaluations)} evaluations; expected as many of each")
     best = row.get("best") or None
-    check_legal(moves if best is None else (*moves, str(best)), board, fen)
+    rookworld.check_legal(moves if best is None else (*moves, str(best)), board, fen)
     move, next_state = (None, None) if row.get("next_fen") is None else _outcome(row, board, fen)
     return Position(fen, history, moves, evaluations, best, move, next_state)
 
@@ -103,14 +94,14 @@ def _outcome(row: Mapping[str, Any], board: chess.Board, fen: str) -> tuple[str,
         if row.get(name) is None:
             raise RowError(f"{name!r} is missing; an arbiter row has {', '.join(ARBITER_COLUMNS)}")
     move, next_fen = str(row["move"]), " ".join(str(row["next_fen"]).split())
-    (reward,) = finite([row["reward"]], "reward", "number")
+    (reward,) = rookworld.finite([row["reward"]], "reward", "number")
     terminated, truncated = (FLAGS.get(str(row[name])) for name in ("terminated", "truncated"))
-    if not UCI.fullmatch(move) or move[:2] == move[2:4]:
+    if not rookworld.UCI.fullmatch(move) or move[:2] == move[2:4]:
         raise RowError(f"move {move!r} is not a UCI move such as 'e2e4'")
     if terminated is None or truncated is None:
         values = f"{row['terminated']!r} and {row['truncated']!r}"
         raise RowError(f"terminated and truncated are {values}; expected true or false")
-    legal = move in legal_uci(board)
+    legal = move in rookworld.legal_uci(board)
     if legal:
         board.push_uci(move)
     expected = board.fen() if legal else fen
@@ -118,7 +109,7 @@ def _outcome(row: Mapping[str, Any], board: chess.Board, fen: str) -> tuple[str,
         raise RowError(f"next_fen {next_fen!r} after {move} in {fen!r}; expected {expected!r}")
     if truncated == legal:
         raise RowError(f"truncated is {truncated} but {move} in {fen!r} is {'legal' if legal else 'illegal'}")
-    return move, state_text(next_fen, reward, terminated, truncated)
+    return move, rookworld.state_text(next_fen, reward, terminated, truncated)
 
 
 @functools.lru_cache(maxsize=64)
@@ -180,7 +171,8 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _rookworld_position(line: str) -> Position:
-    return (parse_environment_row(line) if line.lstrip().startswith("A:") else parse_policy_row(line)).position()
+    is_arbiter = line.lstrip().startswith("A:")
+    return (rookworld.parse_environment_row if is_arbiter else rookworld.parse_policy_row)(line).position()
 
 
 class _QuietBuilder(chess.pgn.GameBuilder):

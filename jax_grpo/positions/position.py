@@ -27,9 +27,7 @@ class Position:
     evaluations: tuple[float, ...] = ()  # in pawns from the side to move, aligned with `moves`; see `MATE_PAWNS`
     best: str | None = None  # the move a published row calls best, where it differs from `moves[0]` on purpose
     move: str | None = None  # the move whose outcome the environment task asks for; None: one is drawn
-    next_state: str | None = (
-        None  # the answer to that, `<new FEN>+<reward>+<terminated>+<truncated>`; given with `move`
-    )
+    next_state: str | None = None  # given with `move`: the answer, `<new FEN>+<reward>+<terminated>+<truncated>`
 
     def __post_init__(self) -> None:
         # Some 1,900 moves can be written: one string for each, not fifteen for every position of a data set.

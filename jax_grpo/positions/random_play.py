@@ -6,6 +6,11 @@ from collections.abc import Iterator
 import chess
 
 
+def random_move(board: chess.Board, rng: random.Random) -> chess.Move:
+    """A uniform legal move; the draw does not depend on the order that python-chess generates moves in."""
+    return rng.choice(sorted(board.legal_moves, key=chess.Move.uci))
+
+
 def random_game(rng: random.Random, max_plies: int = 120) -> Iterator[chess.Board]:
     """The positions of one game of uniform moves, in order: one board, which is played on, with its move stack."""
     board = chess.Board()

@@ -1,17 +1,15 @@
-"""Facts of devices: this machine's processor, GPUs to compile for that need not be there, makers' peaks, and speeds measured here.
+"""Facts of devices: this machine's processor, GPUs to compile for that need not be there, and makers' peaks.
 
 A GPU to compile for is one file in `assets/targets`: an XLA GpuTargetConfigProto in text form under a comment that names the card.
-Adding a card is adding a file. Needs no JAX but to measure.
+Adding a card is adding a file. Needs no JAX.
 """
 
 import os
 import platform
 import re
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _FOLDER = Path(__file__).parents[1] / "assets" / "targets"
 
@@ -70,10 +68,7 @@ def read(name: str, others: tuple[str, ...] = ()) -> Target:
 
 # Dense matmul FLOPs a second by the operands' dtype, float32 accumulation; of float32, TF32's: what JAX multiplies float32 with on
 # these GPUs unless `jax_default_matmul_precision` says otherwise.
-_HOPPER = {
-    "bfloat16": 989.4e12,
-    "float32": 494.7e12,
-}  # NVIDIA's H100 and H200 datasheets, halved: theirs are with sparsity
+_HOPPER = {"bfloat16": 989.4e12, "float32": 494.7e12}  # NVIDIA H100 and H200 datasheets, halved: with sparsity there
 _AMPERE = {"bfloat16": 312e12, "float32": 156e12}  # NVIDIA A100 datasheet
 _ADA = {"bfloat16": 165.2e12, "float32": 82.6e12}  # NVIDIA Ada GPU architecture whitepaper, appendix A
 PEAKS = {
@@ -102,34 +97,3 @@ def processor() -> str:
 def cores() -> int | None:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-
-
-def measured_peak(dtype: str, size: int) -> float:
-    """FLOPs a second of the fastest of some square matmuls on the first device here: what benchmarks print beside a peak.
-
-    Not what training divides by on a CPU: under another load than at the measurement, it would be passed.
-    """
-    import jax
-
-    square, multiply = jax.numpy.ones((size, size), dtype), jax.jit(jax.numpy.matmul)
-    return 2 * size**3 / _fastest_s(lambda _: multiply(square, square), square)
-
-
-def measured_bandwidth(size: int = 1 << 29) -> float:
-    """Bytes a second of the fastest of some passes that read `size` bytes, too many for a cache, and write them back."""
-    import jax
-
-    add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    return 2 * size / _fastest_s(add, jax.numpy.zeros(size // 4, "float32"))
-
-
-def _fastest_s(step: Callable[[Any], Any], result: Any, repeats: int = 5) -> float:
-    """Seconds of the fastest of some steps, each given the result of the one before it, after one that compiles."""
-    import jax
-
-    seconds = []
-    for _ in range(1 + repeats):
-        started = time.perf_counter()
-        result = jax.block_until_ready(step(result))
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])

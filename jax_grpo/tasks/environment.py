@@ -7,6 +7,7 @@ leaves the FEN as it was and sets truncated.
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import chess
 import numpy as np
@@ -93,24 +94,42 @@ class EnvironmentTask(Task):
         return Prompt(state_prompt(board.fen(), uci, position.history), 0, position, answer)
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
-        rows = [_row(prompt.answer or "", text) for prompt, text in zip(prompts, completions, strict=True)]
-        return stack(rows, self.component_weights)
+        return stack([_row(*each) for each in zip(prompts, completions, strict=True)], self.component_weights)
 
 
-def _row(answer: str, text: str) -> dict[str, float]:
-    expected, written = answer.split("+"), text.rstrip("+").split("+")
-    closeness = similarity(expected[0], written[0][:LONGEST_FEN])
-    if len(written) != 4:
-        return {"malformed": 1.0, "fen_similarity": closeness}
-    reward = plain_number(written[1])
-    flags = [written[i] == expected[i] for i in (2, 3)]
-    kinds = [written[0] != "", reward is not None, written[2] in ("0", "1"), written[3] in ("0", "1")]
+def _row(prompt: Prompt, text: str) -> dict[str, float]:
+    judged = judge(prompt, text)
+    if text.rstrip("+").count("+") != 3:
+        return {"malformed": 1.0, "fen_similarity": judged["similarity"]}
     return {
-        "structure": float(all(kinds)),
-        "exact_fen": float(written[0] == expected[0]),
-        "fen_similarity": closeness,
-        "reward_field": float(reward is not None and reward == float(expected[1])),
-        "flags": sum(flags) / 2,
+        "structure": float(judged["format"]),
+        "exact_fen": float(judged["next_state"]),
+        "fen_similarity": judged["similarity"],
+        "reward_field": float(judged["reward"]),
+        "flags": (judged["terminated"] + judged["truncated"]) / 2,
+    }
+
+
+def judge(prompt: Prompt, text: str) -> dict[str, Any]:
+    """What a completion says beside what the rules say.
+
+    Booleans `format` (four fields, each of its kind), `next_state` (the FEN exactly), `reward`, `terminated`, `truncated`
+    (equal to the rules'; False where the field is missing); numbers `similarity` (normalised Levenshtein similarity of
+    the FEN, 0 to 1) and `reward_error` (absolute; None where no number was written).
+    """
+    fen, reward, terminated, truncated = (prompt.answer or "").split("+")
+    fields = text.rstrip("+").split("+")
+    written_fen, written_reward, *flags = [*fields, "", "", "", ""][:4]
+    number = plain_number(written_reward)
+    kinds = written_fen != "" and number is not None and set(flags) <= {"0", "1"}
+    return {
+        "format": len(fields) == 4 and kinds,
+        "next_state": written_fen == fen,
+        "similarity": similarity(fen, written_fen[:LONGEST_FEN]),
+        "reward": number == float(reward),
+        "reward_error": None if number is None else abs(number - float(reward)),
+        "terminated": flags[0] == terminated,
+        "truncated": flags[1] == truncated,
     }
 
 

@@ -42,12 +42,9 @@ class Answer(NamedTuple):
 
 
 def parse_answer(style: str, text: str) -> Answer:
-    """Fields of a completion of either prompt style: of the whole row (`full`), or the one move (`best_move`)."""
-    return parse_full(text) if style == "full" else Answer([], [], text.strip(), True)
-
-
-def parse_full(text: str) -> Answer:
-    """Fields of a completion of a full prompt (after `M:`); any text parses, badly formed ones unstructured."""
+    """Fields of a completion: the one move, or of a `full` prompt what follows `M:`; any text parses, bad ones unstructured."""
+    if style != "full":
+        return Answer([], [], text.strip(), True)
     # Split, not matched: one pattern for the row backtracks in cubic time on runs of blanks, which collapsed policies write.
     fields = text.split(":", 2)
     # Before a colon stand a field, a blank and the next field's marker.
