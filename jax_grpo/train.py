@@ -28,7 +28,7 @@ from jax_grpo.positions.dataset import Heldout, heldout_positions, told
 from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog
-from jax_grpo.report.samples import sample_rows
+from jax_grpo.report.records import sample_rows
 from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.run.folder import locked_folder, record_finish, record_start, write_whole

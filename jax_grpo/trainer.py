@@ -23,7 +23,7 @@ from jax_grpo.objective import beyond_guardrail
 from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.dataset import PromptDataset, load_positions, sampling_numbers
 from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
-from jax_grpo.report.samples import distinct_share
+from jax_grpo.report.records import distinct_share
 from jax_grpo.rollout.generate import Rollout, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.run.checkpoints import abstract, content_hash, restore
 from jax_grpo.run.resume import Origin, require_same_data

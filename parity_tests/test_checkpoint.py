@@ -24,7 +24,7 @@ from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.model.named import load_checkpoint
 from jax_grpo.model.weights import abstract_params
 from jax_grpo.run import files
-from jax_grpo.run.checkpoints import Checkpoints, abstract, content_hash, load, named, restore
+from jax_grpo.run.checkpoints import Checkpoints, abstract, content_hash, load, named, newest_sound, restore
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.update import init_state
 
@@ -61,7 +61,7 @@ def test_state_comes_back_bit_for_bit_with_its_dtypes_and_without_pickles(tmp_pa
     checkpoints = saved(tmp_path)
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, lambda *_: pytest.fail("unpickled"))
-    origin = checkpoints.newest_sound(pytest.fail) or pytest.fail("no checkpoint")
+    origin = newest_sound(checkpoints.folder, pytest.fail) or pytest.fail("no checkpoint")
     assert origin.path.name == "000003" and origin.content["note"] == "number 3" and origin.iteration == 3
     assert origin.content["metrics"] == {"reward": 5}
     found = restore(origin, abstract(state()))
@@ -167,7 +167,7 @@ VICTIMS = ["state/params/w/0.0", "state/params/w/.zarray", "state/_METADATA", "s
 def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path, fault, victim):
     checkpoints, said = saved(tmp_path), []
     FAULTS[fault](tmp_path / "000003" / victim)
-    origin = checkpoints.newest_sound(said.append) or pytest.fail("no checkpoint")
+    origin = newest_sound(checkpoints.folder, said.append) or pytest.fail("no checkpoint")
     assert len(said) == 1 and str(tmp_path / "000003" / victim) in said[0] and SAYS[fault] in said[0], said
     assert said[0].startswith("warning: ") and said[0].endswith("; trying the one before it")
     assert origin.path.name == "000002" and bits(restore(origin, abstract(state()))) == bits(state(2))
@@ -193,7 +193,7 @@ def test_when_none_is_sound_the_run_does_not_begin_again_by_itself(tmp_path):
         with pytest.raises(
             CheckpointError, match=r"none of the 3 checkpoints in .* is sound; start again with --restart"
         ):
-            checkpoints.newest_sound(said.append)
+            newest_sound(checkpoints.folder, said.append)
     assert len(said) == 6
 
 
@@ -239,7 +239,7 @@ def test_a_write_that_fails_leaves_the_checkpoints_before_it_and_no_trace(tmp_pa
         f"the newest complete checkpoint is {tmp_path / '000002'}: continue with --resume auto"
     ]
     assert names(tmp_path) == ["000001", "000002"]
-    assert (checkpoints.newest_sound(pytest.fail) or pytest.fail("none"))[0].name == "000002"
+    assert (newest_sound(checkpoints.folder, pytest.fail) or pytest.fail("none"))[0].name == "000002"
 
 
 def test_orbax_alone_reads_a_checkpoint_and_writes_the_same_files(tmp_path):
@@ -265,7 +265,7 @@ def test_orbax_alone_reads_a_checkpoint_and_writes_the_same_files(tmp_path):
 def test_a_half_written_checkpoint_is_never_picked_and_is_cleared(tmp_path):
     checkpoints = saved(tmp_path, 1)
     (tmp_path / "000001").rename(tmp_path / ".unfinished-000002")
-    assert checkpoints.newest_sound(pytest.fail) is None
+    assert newest_sound(checkpoints.folder, pytest.fail) is None
     files.clear_leftovers(tmp_path)
     assert names(tmp_path) == []
 

@@ -10,8 +10,7 @@ import pytest
 from jax_grpo.config import load_config
 from jax_grpo.report.health import CHECKS, HealthLog, diagnose
 from jax_grpo.report.log import histogram
-from jax_grpo.report.records import read_records
-from jax_grpo.report.samples import distinct_share
+from jax_grpo.report.records import distinct_share, read_records
 from jax_grpo.rollout.generate import PromptTooLong
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import RewardError

@@ -20,12 +20,10 @@ from jax_grpo.model.tokenizer import Tokenizer, TokenizerError
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.positions.files import FORMATS, PositionFileError, read_positions
 from jax_grpo.positions.rookworld import EnvironmentRow, PolicyRow, RowError, parse_environment_row, parse_policy_row
-from jax_grpo.report.__main__ import render
+from jax_grpo.report.__main__ import ReportError, render
 from jax_grpo.report.boards import board_svg
 from jax_grpo.report.health import CHECKS, diagnose
-from jax_grpo.report.page import ReportError
-from jax_grpo.report.records import RecordsError
-from jax_grpo.report.samples import sample_rows
+from jax_grpo.report.records import RecordsError, sample_rows
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import total_reward
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import PATIENCE_S
 
-from jax_grpo.report.__main__ import main, render, script_json
+from jax_grpo.report.__main__ import ReportError, main, read_run, render, script_json
 from jax_grpo.report.boards import board_svg
-from jax_grpo.report.page import ReportError, read_run
 from jax_grpo.report.records import RecordsError
 
 RECORDED = Path(__file__).parent.parent / "docs" / "results" / "quickstart" / "metrics_seed0.jsonl"

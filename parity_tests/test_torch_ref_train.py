@@ -25,7 +25,7 @@ TOY, QUICK = str(ROOT / "configs/length_toy.yaml"), str(ROOT / "configs/quicksta
 # What the reference may share with the product: settings, texts, files and the terminal; never arrays.
 SHARED = {
     "bench.machine", "config", "config.files", "config.learning", "config.sections", "model.tokenizer", "positions.dataset",
-    "report.console", "report.curves", "report.log", "report.records", "report.samples", "tasks", "tasks.base",
+    "report.console", "report.curves", "report.log", "report.records", "tasks", "tasks.base",
     "tasks.engine",
 }  # fmt: skip
 HARNESS = {"parity.py", "parity_report.py"}  # run both sides on purpose

@@ -23,8 +23,7 @@ from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.dataset import PromptDataset, heldout_positions, load_positions, told
 from jax_grpo.report.console import Console
 from jax_grpo.report.log import MetricsLog
-from jax_grpo.report.records import read_records
-from jax_grpo.report.samples import sample_rows
+from jax_grpo.report.records import read_records, sample_rows
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
 from jax_grpo.tasks.engine import EngineError
@@ -58,7 +57,7 @@ class Trainer:
         self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
 
     def iterate(self, iteration: int) -> tuple[dict[str, float], list[dict], Batch, np.ndarray]:
-        """One iteration: metrics, some samples (`samples.sample_rows`), the batch and its rewards [B]."""
+        """One iteration: metrics, some samples (`records.sample_rows`), the batch and its rewards [B]."""
         config, group = self.config, self.config.rollout.group_size
         seconds, began = {}, time.perf_counter()
         drawn = self.dataset.batch(iteration, config.prompts.per_iteration)

@@ -1,20 +1,17 @@
 """The sections of a config that say how weights move: advantages, objective, KL, optimiser steps, LM head. See `sections`."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
-from jax_grpo.config.sections import (
-    Count,
-    CountOrAuto,
-    CountOrZero,
-    Fraction,
-    FractionBelowOne,
-    NotNegative,
-    Positive,
-    Section,
-)
+from jax_grpo.config.sections import Count, CountOrZero, Fraction, FractionBelowOne, NotNegative, Positive, Section
+
+
+def _count_or_auto(value: Any) -> Any:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError(f"is {value!r}; expected a whole number of at least 1, or auto")
+    return value
 
 
 class AdvantageConfig(Section):
@@ -141,7 +138,7 @@ class UpdateConfig(Section):
     """mu (TRL: num_iterations)."""
     minibatches: Count = 1
     """Optimiser steps an epoch; groups stay whole."""
-    micro_batches: CountOrAuto = 1
+    micro_batches: Annotated[int | Literal["auto"], PlainValidator(_count_or_auto)] = 1
     """Parts of one optimiser step, one after another (TRL: gradient_accumulation_steps); `auto`: the fewest whose compiled
     program fits into memory. A run that continues keeps the number that was chosen."""
     memory_limit_gb: Positive | None = None

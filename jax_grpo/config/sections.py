@@ -22,15 +22,6 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-def _count_or_auto(value: Any) -> Any:
-    if value != "auto" and (type(value) is not int or value < 1):
-        raise ValueError(f"is {value!r}; expected a whole number of at least 1, or auto")
-    return value
-
-
-CountOrAuto = Annotated[int | Literal["auto"], pydantic.PlainValidator(_count_or_auto)]
-
-
 class Section(pydantic.BaseModel):
     """A frozen group of settings; unknown keys, wrong types, non-finite numbers and contradictions are refused."""
 

@@ -32,11 +32,8 @@ def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[P
     """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md; returns them.
 
     `weights` is a name of `model.named`; `out` is made, or replaced where it is an earlier export; `evaluation` is the folder of an
-    evaluation of these weights, for the card.
-
-    Raises:
-        WeightsError: `out` has other files, or what was read back differs.
-        EvaluationError: `evaluation` is missing, or of other weights.
+    evaluation of these weights, for the card. Raises WeightsError: `out` has other files, or what was read back differs; and
+    EvaluationError: `evaluation` is missing, or of other weights.
     """
     policy = load_named(weights)
     model = describe_model(weights, policy)
@@ -69,19 +66,16 @@ def model_card(model: dict[str, Any], source: Path, folder: Path, evaluation: Pa
     """The card of a model (see `describe_model`) that is exported from the folder `source` to `folder`."""
     file = source / "provenance.json"
     provenance = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return (
-        CARD.read_text(encoding="utf-8")
-        .rstrip()
-        .format(
-            **model,
-            licence="license: mit\n" if str(provenance.get("licence", "")).startswith("MIT") else "",
-            folder=folder.name,
-            prompt=policy_prompt(chess.STARTING_FEN, "B:"),
-            whole_row=policy_prompt("<FEN>", "M:"),
-            one_move=policy_prompt("<FEN>", "B:"),
-            evaluation=_evaluation(evaluation),
-            training=_training(source, provenance),
-        )
+    template = CARD.read_text(encoding="utf-8").rstrip()
+    return template.format(
+        **model,
+        licence="license: mit\n" if str(provenance.get("licence", "")).startswith("MIT") else "",
+        folder=folder.name,
+        prompt=policy_prompt(chess.STARTING_FEN, "B:"),
+        whole_row=policy_prompt("<FEN>", "M:"),
+        one_move=policy_prompt("<FEN>", "B:"),
+        evaluation=_evaluation(evaluation),
+        training=_training(source, provenance),
     )
 
 

@@ -75,7 +75,7 @@ class Console:
         self._rich.print(Text(f"held-out, iteration {iteration} {elapsed}  {'   '.join(modes)}", style="cyan"))
 
     def samples(self, rows: Sequence[Mapping]) -> None:
-        """Lines of `prompt`, `completion` and `reward` (see `samples.sample_rows`)."""
+        """Lines of `prompt`, `completion` and `reward` (see `records.sample_rows`)."""
         for row in rows:
             prompt, completion = row["prompt"].strip(), row["completion"].replace("\n", "⏎")
             line = Text("    ").append(prompt, style="dim").append(completion, style="green")

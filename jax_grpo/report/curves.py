@@ -47,8 +47,7 @@ def curves(records: Sequence[dict], path: Path) -> None:
             for mode, marker, face in (("greedy", "o", None), ("sampled", "s", "white")):
                 names = (f"eval/{mode}/legal", f"eval/{mode}/policy/legal")
                 if points := [(r["iteration"], r[n]) for r in records for n in names if n in r]:
-                    label = f"held-out, {mode}"
-                    axis.plot(*zip(*points, strict=True), marker, color=ENGINE, mfc=face, label=label)
+                    axis.plot(*zip(*points, strict=True), marker, color=ENGINE, mfc=face, label=f"held-out, {mode}")
                     axis.legend(frameon=False, fontsize=8)
             axis.set_ylim(0, 1)
         axis.set_title(title, fontsize=10, loc="left")

@@ -292,8 +292,7 @@ class HealthLog:
     def _new_findings(self, record: Mapping) -> list[Finding]:
         self._history.append(record)
         known = {topic for finding in self._findings for topic in finding.topics}
-        findings = diagnose(self._history, self._config, self._weights)
-        new = [finding for finding in findings if not finding.topics <= known]
+        new = [f for f in diagnose(self._history, self._config, self._weights) if not f.topics <= known]
         self._findings += new
         return new
 

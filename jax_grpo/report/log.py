@@ -46,8 +46,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     def __init__(self, run_dir: Path, config: Config, keep_bytes: int = 0, first_iteration: int = 0):
         """Continues a file after its first `keep_bytes` bytes, whose records end before `first_iteration`, or begins one.
 
-        Raises:
-            MetricsError: the file is shorter, so that lines of the run would be missing.
+        Raises MetricsError: the file is shorter, so that lines of the run would be missing.
         """
         self.path = run_dir / "metrics.jsonl"
         self._file = self.path.open("a", encoding="utf-8")
@@ -94,7 +93,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
                 self._events.histograms(values, iteration)
 
     def samples(self, iteration: int, rows: Sequence[Mapping]) -> None:
-        """Completions to keep, see `samples.sample_rows`."""
+        """Completions to keep, see `records.sample_rows`."""
         with self._naming_a_full_disk():
             _append(self._samples, {"iteration": iteration, "samples": list(rows)})
 

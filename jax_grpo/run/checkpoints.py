@@ -7,7 +7,6 @@ update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
 import concurrent.futures
 import contextlib
 import errno
-import functools
 import hashlib
 import math
 import os
@@ -16,11 +15,11 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.run import files
@@ -34,13 +33,13 @@ MEASURED = "measured"  # in a manifest: names of every metric that the run had m
 EVALUATED = "eval/"  # names of metrics of held-out prompts begin with it
 
 Say = Callable[[str], None]
+Metrics = Mapping[str, float]
 
 
 def named(tree: Any) -> dict[str, Any]:
     """Leaves of a pytree by slash-separated path: `params/h/0/attn/c_attn/kernel`, `opt_state/0/mu/...`, `beta`."""
-    path_name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_name(path).removesuffix("/value"): leaf for path, leaf in leaves}
+    leaves = tree_leaves_with_path(tree)
+    return {keystr(path, simple=True, separator="/").removesuffix("/value"): leaf for path, leaf in leaves}
 
 
 def content_hash(tree: Any) -> str:
@@ -77,7 +76,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._pending: concurrent.futures.Future[None] | None = None
         self._last_saved, self._needed = -1, 0
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.wait()
         except CheckpointError as failure:
@@ -92,9 +91,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             elif error is not None:
                 error.add_note(f"there is no checkpoint in {self.folder}")
 
-    def due(self, iterations_done: int) -> bool:
+    def due(self, iteration: int) -> bool:
         """Whether the interval of the config ends here."""
-        return self._config.every > 0 and iterations_done % self._config.every == 0
+        return self._config.every > 0 and iteration % self._config.every == 0
 
     def require_measured(self, names: Collection[str]) -> None:
         """Refuses, with a CheckpointError that lists the `names` of all metrics measured so far, to rank by any other."""
@@ -104,21 +103,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             )
 
     def save(
-        self,
-        iterations_done: int,
-        state: Any,
-        content: Mapping[str, Any],
-        metrics: Mapping[str, float],
-        measured: Collection[str] = (),
+        self, iteration: int, state: Any, content: Mapping[str, Any], metrics: Metrics, measured: Collection[str] = ()
     ) -> None:
-        """Starts writing a pytree of arrays, the `state` after so many iterations; returns once the values are off the device.
+        """Starts writing a pytree of arrays, the `state` after `iteration` iterations; returns once the values are off the device.
 
         Beside it stand `content`, JSON values, and the `metrics` of this very moment, which rank the checkpoint if
         `checkpoint.best_metric` is among them; `measured` are the names of other metrics that the run has. A state that was saved
         last is not saved again. A CheckpointError: the previous write failed, there is no room for this one, or no such metric.
         """
         self.wait()
-        if iterations_done == self._last_saved:
+        if iteration == self._last_saved:
             return
         names = sorted({*metrics, *measured})
         self.require_measured(names)
@@ -127,20 +121,20 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._needed = files.bytes_on_disk(leaves, space.f_frsize)
         # Before a byte is copied or written: a write that fails in the middle has filled the disk for everybody.
         if space.f_bavail * space.f_frsize < self._needed:
-            raise CheckpointError(self._failure(iterations_done, OSError(errno.ENOSPC, "")))
+            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
         with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
             arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
         content = dict(content) | {"arrays": _described(arrays), "metrics": _finite(metrics), MEASURED: names}
-        self._pending = self._writer.submit(self._write, iterations_done, arrays, content)
-        self._last_saved = iterations_done
+        self._pending = self._writer.submit(self._write, iteration, arrays, content)
+        self._last_saved = iteration
 
-    def add_metrics(self, iterations_done: int, metrics: Mapping[str, float]) -> None:
+    def add_metrics(self, iteration: int, metrics: Metrics) -> None:
         """Adds what was measured of a checkpoint's weights after it was saved, and ranks it; without one it does nothing.
 
         A CheckpointError is that of `wait`, or says that the manifest cannot be read or written.
         """
         self.wait()
-        path = self.folder / files.folder_name(iterations_done)
+        path = self.folder / files.folder_name(iteration)
         if not files.is_checkpoint(path):
             return
         content = files.read_manifest(path)
@@ -149,7 +143,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         try:
             files.write_manifest(path, content)
         except OSError as error:
-            raise CheckpointError(self._failure(iterations_done, error)) from error
+            raise CheckpointError(self._failure(iteration, error)) from error
         self._discard_superseded()
 
     def poll(self) -> None:
@@ -202,23 +196,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 return content["metrics"].get(name)
         return None
 
-    def newest_sound(self, say: Say) -> Origin | None:
-        """The newest checkpoint whose every file has the bytes that were written, in host memory; None where there are none.
-
-        Damaged ones are reported through `say`; a CheckpointError where all of them are.
-        """
-        if not (saved := files.complete(self.folder)):
-            return None
-        for path in reversed(saved):
-            try:
-                return load(path)
-            except CheckpointError as error:
-                say(f"warning: {error}; trying the one before it")
-        raise CheckpointError(
-            f"none of the {len(saved)} checkpoints in {self.folder} is sound; start again with --restart, or give "
-            f"another one with --resume PATH"
-        )
-
     def drop_after(self, iteration: int) -> list[Path]:
         """Removes checkpoints of later iterations: a run that goes back must not find its abandoned future."""
         later = [path for path in files.complete(self.folder) if int(path.name) > iteration]
@@ -227,7 +204,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return later
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def _finite(metrics: Metrics) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -261,13 +238,29 @@ def load(path: Path, prefix: str = "") -> Origin:
     return Origin(path, content, files.read_arrays(path, content, prefix))
 
 
+def newest_sound(folder: Path, say: Say) -> Origin | None:
+    """The newest checkpoint in `folder` whose every file has the bytes that were written, in host memory; None: there is none.
+
+    Damaged ones are reported through `say`; a CheckpointError where all of them are.
+    """
+    if not (saved := files.complete(folder)):
+        return None
+    for path in reversed(saved):
+        try:
+            return load(path)
+        except CheckpointError as error:
+            say(f"warning: {error}; trying the one before it")
+    raise CheckpointError(
+        f"none of the {len(saved)} checkpoints in {folder} is sound; start again with --restart, or give "
+        f"another one with --resume PATH"
+    )
+
+
 def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> Any:
     """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Takes the arrays out of `origin`.
 
-    Checkpoints of earlier versions may lack the names `zero_if_absent`, which are 0 then.
-
-    Raises:
-        CheckpointError: a tensor is missing, left over, or of another shape or dtype; names it.
+    Checkpoints of earlier versions may lack the names `zero_if_absent`, which are 0 then. Raises CheckpointError: a tensor is
+    missing, left over, or of another shape or dtype; names it.
     """
     wanted, saved = named(like), origin.content["arrays"]
     absent = {name: leaf for name, leaf in wanted.items() if name in zero_if_absent and name not in saved}

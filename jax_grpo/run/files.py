@@ -160,10 +160,8 @@ def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dic
     """The arrays whose names begin with `prefix`, by name, in host memory; the bytes returned are those that were hashed.
 
     Their files, which the manifest's `content` lists, are read once, and so are those that describe the tree where all arrays
-    are asked for; others stay on the disk. Orbax would read them a second time after the hashes were right.
-
-    Raises:
-        CheckpointError: names a file that is missing, truncated or changed.
+    are asked for; others stay on the disk. Orbax would read them a second time after the hashes were right. A CheckpointError
+    names a file that is missing, truncated or changed.
     """
     listed = {name: file for name, file in content["files"].items() if name.startswith(f"{STATE}/{prefix}")}
     for name, expected in listed.items():  # before anything is read: most damage shows in the sizes
@@ -176,8 +174,7 @@ def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dic
             raise CheckpointError(f"{path / name} has {sizes}: the checkpoint is damaged")
     names = sorted(listed, key=lambda name: -listed[name]["bytes"])  # so that no large one is left for last alone
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        contents = pool.map(lambda name: _read_file(path / name, listed[name]), names)
-        files = dict(zip(names, contents, strict=True))
+        files = dict(zip(names, pool.map(lambda name: _read_file(path / name, listed[name]), names), strict=True))
     arrays = {}
     for name, (shape, dtype) in content["arrays"].items():
         if name.startswith(prefix):

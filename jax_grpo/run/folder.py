@@ -34,8 +34,7 @@ class RunFolderError(ValueError):
 def locked_folder(path: str | Path) -> Iterator[Path]:
     """Makes a run's folder and holds its lock, whose file says who does; that of a killed run is taken over.
 
-    Raises:
-        RunFolderError: it cannot be made or written, or another process is using it.
+    Raises RunFolderError: it cannot be made or written, or another process is using it.
     """
     folder = Path(path)
     try:
@@ -109,15 +108,11 @@ def _version(package: str) -> str | None:
 
 def _commit() -> dict[str, Any] | None:
     """Commit of the source's repository and whether it has uncommitted changes; None outside one."""
-    command = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    try:
-        status = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    # Headers begin with #, the commit's first of all; then comes a line for each changed file.
-    first, *lines = status.stdout.splitlines()
-    changed = not all(line.startswith("# ") for line in lines)
-    return {"commit": first.removeprefix("# branch.oid "), "changed": changed}
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        words = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return {"commit": words.removesuffix("-dirty"), "changed": words.endswith("-dirty")}
+    return None
 
 
 def hardware() -> dict[str, Any]:

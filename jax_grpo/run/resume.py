@@ -13,10 +13,9 @@ from typing import Any
 
 from jax_grpo.config import Config
 from jax_grpo.config.loading import flat
-from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.positions.files import FORMATS
 from jax_grpo.run import files
-from jax_grpo.run.checkpoints import Checkpoints, Origin, Say, load
+from jax_grpo.run.checkpoints import Checkpoints, Origin, Say, load, newest_sound
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.run.folder import read_record
 
@@ -55,13 +54,13 @@ ABSENT = "(not set)"
 def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
     """The checkpoint to continue from, every byte of it verified, or None to begin at the beginning. Changes nothing.
 
-    A CheckpointError: nothing sound where one was asked for, or an unfinished run would be overwritten.
+    `resume` is `auto`, a checkpoint, or a folder of a run or of checkpoints, whose newest sound one it is. A CheckpointError:
+    nothing sound where one was asked for, or an unfinished run would be overwritten.
     """
     if resume is not None and restart:
         raise CheckpointError("--resume and --restart contradict each other; give one")
     if resume == "auto":
-        origin = checkpoints.newest_sound(say)
-        if origin is None:
+        if (origin := newest_sound(checkpoints.folder, say)) is None:
             say(f"--resume auto: no checkpoint in {checkpoints.folder}; beginning at iteration 0")
         return origin
     saved = files.complete(checkpoints.folder)
@@ -72,7 +71,17 @@ def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: C
             f"{run_dir} holds an unfinished run, saved at iteration {int(saved[-1].name)}: continue it with --resume auto, "
             f"begin again with --restart (its checkpoints are removed), or choose another run_dir"
         )
-    return None if source is None else _explicit(source, resume or "", say)
+    if source is None:
+        return None
+    if files.is_checkpoint(source):
+        return load(source)
+    for folder in (source / CHECKPOINTS, source):
+        if (origin := newest_sound(folder, say)) is not None:
+            return origin
+    raise CheckpointError(
+        f"--resume {resume}: not a checkpoint and no folder with checkpoints; expected `auto`, a run folder, or a folder such "
+        f"as runs/NAME/{CHECKPOINTS}/{files.folder_name(50)}"
+    )
 
 
 def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Say) -> None:
@@ -85,19 +94,6 @@ def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Say) ->
     dropped = checkpoints.drop_after(origin.iteration if origin and own else -1)
     if dropped and own:
         say(f"removed the checkpoints after it: {', '.join(path.name for path in dropped)}")
-
-
-def _explicit(path: Path, given: str, say: Say) -> Origin:
-    """The checkpoint `path`, or the newest sound one of the run or checkpoints folder `path`."""
-    if files.is_checkpoint(path):
-        return load(path)
-    for folder in (path / CHECKPOINTS, path):
-        if (origin := Checkpoints(folder, CheckpointConfig()).newest_sound(say)) is not None:
-            return origin
-    raise CheckpointError(
-        f"--resume {given}: not a checkpoint and no folder with checkpoints; expected `auto`, a run folder, or a folder such "
-        f"as runs/NAME/{CHECKPOINTS}/{files.folder_name(50)}"
-    )
 
 
 def require_same_run(origin: Origin, config: Config) -> list[str]:
