@@ -21,7 +21,7 @@ from flax import nnx
 
 from jax_grpo import trainer as trainer_module
 from jax_grpo.config.sections import CheckpointConfig, TaskConfig
-from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
+from jax_grpo.memory.fit import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.run.checkpoints import Checkpoints
 from jax_grpo.run.folder import RunFolderError, locked_folder, read_record, record_finish, record_start

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grpo.lm_head import tiles
-from jax_grpo.lm_head.tiles import Columns, Partial, RowStatistics, Tiling, TokenLoss, TokenOrder, put, take
+from jax_grpo.lm_head.tiles import WHOLE, Columns, Partial, RowStatistics, Tiling, TokenLoss, TokenOrder, put, take
 
 LEARNS, MEASURED, IDLE = 2, 1, 0  # a row's work: gradients; statistics only; none
 
@@ -52,6 +52,11 @@ class Plan(NamedTuple):
     columns: Columns
     tiling: Tiling
     kernels: Kernels = XLA
+
+    @classmethod
+    def of(cls, *, vocab_size: int, temperature: float, tiling: Tiling = WHOLE, kernels: Kernels = XLA) -> "Plan":
+        """The settings of a head: see `materialised.token_logprobs`."""
+        return cls(Columns(vocab_size, temperature), tiling, kernels)
 
 
 class Tokens(NamedTuple):
