@@ -69,11 +69,9 @@ def train(
 ) -> Path:
     """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
 
-    Args:
-        task: of your own, in the place of the one that the config names; its section is then left out.
-        resume: `auto`, or the checkpoint or run folder to continue from; None begins.
-        restart: begin again where an unfinished run is.
-        argv: the command line's arguments, for `run.json` and the command that continues; None when called from Python.
+    A `task` of your own takes the place of the one that the config names, whose section is then left out. `resume` is `auto`, or
+    the checkpoint or run folder to continue from; `restart` begins again where an unfinished run is. `argv` are the command
+    line's arguments, for `run.json` and the command that continues; None when called from Python.
     """
     with locked_folder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
         # Where it begins; nothing is changed yet, since the model or the data may refuse to continue.
@@ -220,9 +218,8 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
     with Watchdog(console.note) as watchdog:
         milestones.begin()
         while (done := milestones.done) < config.iterations and not stop.requested:
-            with compilation.profiled(config.profile, run_dir, done):
-                metrics, scored, batch = trainer.iterate(done, watchdog.begin(done))
-            watchdog.end()
+            with watchdog.iteration(done) as phases, compilation.profiled(config.profile, run_dir, done):
+                metrics, scored, batch = trainer.iterate(done, phases)
             log.write(metrics)
             components = applicable(scored.components, scored.prompts)
             log.histograms(done, {f"reward/{name}": values for name, values in components.items()})

@@ -27,7 +27,7 @@ from jax_grpo.report.samples import distinct_share
 from jax_grpo.rollout.generate import Rollout, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.run.checkpoints import abstract, content_hash, restore
 from jax_grpo.run.resume import Origin, require_same_data
-from jax_grpo.system.compilation import Compilations, takes_time
+from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory, trim
 from jax_grpo.system.phases import Phases
@@ -90,7 +90,7 @@ class Trainer:
 
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
-        phases, compilations, started = phases or Phases(), Compilations(), time.perf_counter()
+        phases, compiled_since, started = phases or Phases(), compilations(), time.perf_counter()
         with explain_out_of_memory(phases, self.config):
             prompts, rollout, bare = self._generate(iteration, phases)
             # Log-probabilities need no rewards: the device computes them while the host computes those.
@@ -101,7 +101,7 @@ class Trainer:
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
         seconds = time.perf_counter() - started
         metrics = self._metrics(iteration, scored, batch, flat_B, steps, phases.seconds, seconds)
-        compiled = compilations.metrics()
+        compiled = compiled_since()
         if takes_time(compiled):
             trim()  # a compiler frees half a gigabyte, which would stay
         return metrics | compiled, scored, batch

@@ -92,20 +92,14 @@ def fused_loss(
     rows: Any,
     **settings: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`sum(token_loss)` over the tokens, and its gradients found on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
+    """(`sum(token_loss)`, logp_BS, entropy_BS), with its gradients found on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
 
-    Only the scalar is differentiable, once, in reverse mode, in hidden states and embedding. A token's loss must depend on
-    that token alone and its weight in the sum must be fixed beforehand: see `TokenLoss`.
+    All are in at least float32. Only the scalar is differentiable, once, in reverse mode, in hidden states and embedding. A
+    token's loss must depend on that token alone and its weight in the sum must be fixed beforehand: see `TokenLoss`. It is called
+    with N rows of the arrays [B*S, ...] of `rows`, and with its scalars, N not always B*S.
 
-    Args:
-        hidden_BSH, embedding_VH, targets_BS, settings: as of `token_logprobs`.
-        work_BS: `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks
-            at, whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing.
-        token_loss: `token_loss(rows, logp, entropy)`, called with N of each, N not always B*S.
-        rows: arrays [B*S, ...] that `token_loss` takes rows of, and scalars.
-
-    Returns:
-        (loss, logp_BS, entropy_BS) in at least float32; the latter two are constants.
+    `work_BS` is `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks at,
+    whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing. Settings: `Plan.of`.
     """
     plan = Plan.of(**settings)
     operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows)

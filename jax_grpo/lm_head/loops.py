@@ -101,9 +101,8 @@ def gradients(
 ) -> tuple[Gradients, RowStatistics]:
     """Gradients of `sum(token_loss(rows, logp, entropy))` over the rows that learn, and statistics of all that are not idle.
 
-    Args:
-        rows: arrays [N, ...] and scalars; `token_loss` is given some of the rows at a time.
-        known: statistics of all rows, if they are known for these very weights: saves the pass that finds them.
+    `rows` are arrays [N, ...] and scalars; `token_loss` is given some of the rows at a time. `known` are the statistics of all
+    rows, if they are known for these very weights: saves the pass that finds them.
     """
     order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
     learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))

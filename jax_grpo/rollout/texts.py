@@ -27,12 +27,6 @@ Complete = Callable[..., list[str]]
 Tick = Callable[[int], object]  # called with how much is done
 
 
-def widened(tokens: PromptTokens, width: int, pad_id: int) -> PromptTokens:
-    """The prompts, padded on the left to at least `width` tokens: programs are compiled by width."""
-    missing = (0, 0), (max(width - tokens.ids_PT.shape[1], 0), 0)
-    return PromptTokens(np.pad(tokens.ids_PT, missing, constant_values=pad_id), np.pad(tokens.mask_PT, missing))
-
-
 class Texts(NamedTuple):
     """What a completion is: its vocabulary, what ends it, and its cap in tokens. Knows neither weights nor sampling."""
 
@@ -132,8 +126,8 @@ class Generator:
             return []
         asked = [prompt.text for prompt in prompts]
         numbers = _checksums(asked) if numbers is None else numbers
-        tokens = generate.encode_prompts(asked, self._texts.tokenizer, self._max_prompt)
-        ids_PT, mask_PT = widened(tokens, self._width, self._texts.tokenizer.pad_id)
+        tokenizer = self._texts.tokenizer
+        ids_PT, mask_PT = generate.encode_prompts(asked, tokenizer, self._max_prompt, least=self._width)
         self._width = ids_PT.shape[1]
         order = sorted(range(len(prompts)), key=lambda i: (len(asked[i]), asked[i], numbers[i]))
         texts = [""] * len(prompts)

@@ -8,7 +8,7 @@ import collections
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -58,16 +58,13 @@ def training_options() -> dict[str, str] | None:
     }
 
 
-class Compilations:
-    """Counts programs made ready from its beginning on, compiled or taken from the disk, by the name of the jitted function."""
+def compilations() -> Callable[[], dict[str, float]]:
+    """Counts what is made ready from now on, compiled or taken from the disk; what it returns gives the metrics up to its call.
 
-    def __init__(self) -> None:
-        self._before = _counts().copy()
-
-    def metrics(self) -> dict[str, float]:
-        """`compile/<program>`, how many of a run's programs were made ready, and `time/compile`, seconds of everything."""
-        names = (*(f"compile/{program}" for program in PROGRAMS), "time/compile")
-        return {name: _counts()[name] - self._before[name] for name in names}
+    `compile/<program>` is how many of a run's programs, by the jitted function's name, `time/compile` the seconds of everything.
+    """
+    before, names = _counts().copy(), (*(f"compile/{program}" for program in PROGRAMS), "time/compile")
+    return lambda: {name: _counts()[name] - before[name] for name in names}
 
 
 @functools.cache
