@@ -68,12 +68,8 @@ class TokenTerms:
         kl_BS = objective.kl_per_token(logp_BS, self.ref_logp_BS, self.mask_BS, self.kl.estimator)
         return kl_BS * jnp.exp(self.log_ratio(logp_BS)) if self.kl.importance_corrected else kl_BS
 
-    def is_local_to_a_token(self) -> bool:
-        """Whether no token's loss depends on another's log-probability."""
-        return self.objective.importance_level == "token"
-
     def tokens_as_rows(self) -> "TokenTerms":
-        """Every token a sequence of length 1, [B*S, 1]: what a loss that is local to a token can be asked about."""
+        """Every token a sequence of length 1, [B*S, 1]: the same loss where the importance ratio is per token."""
         length = self.mask_BS.shape[1]
 
         def rows(x: jax.Array) -> jax.Array:

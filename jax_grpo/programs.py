@@ -3,6 +3,7 @@
 What is static, donated and shared stands in `rollout.generate.make_generate`, `update.make_score` and `update.make_update`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ import jax.numpy as jnp
 
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config
+from jax_grpo.loss import update_work
+from jax_grpo.model import flops
+from jax_grpo.model.gpt2 import GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.optimiser import STORED
 from jax_grpo.rollout.generate import Rollout, padded_length
@@ -68,7 +72,31 @@ def needs_old_logp(config: Config) -> bool:
     return several or config.objective.entropy_quantile > 0 or config.record_batches > 0
 
 
+def with_logps(config: Config, score: Callable[..., Any], params: Any, reference: Any, batch: Batch) -> Batch:
+    """The batch with the log-probabilities and entropies that updates read from it; the reference is None without a KL term."""
+    cached = {}
+    if needs_old_logp(config):
+        cached["old_logp_BS"], entropy_BS = score(params, batch)
+        if config.objective.entropy_quantile > 0:
+            cached["entropy_BS"] = entropy_BS
+    if reference is not None:
+        cached["ref_logp_BS"], _ = score(reference, batch)
+    return dataclasses.replace(batch, **cached)
+
+
 def reference_copy(params: Any, config: Config) -> Any:
     """The frozen reference: a copy of the parameters, since the update donates them, in `kl.reference_dtype`."""
     stored = STORED[config.kl.reference_dtype]
     return jax.tree.map(lambda x: jnp.array(x, stored or x.dtype), params)
+
+
+def phase_flops(config: Config, architecture: GPT2Config, batch: Batch, steps: int) -> dict[str, float]:
+    """Model FLOPs of an iteration's rollout, scoring and so many optimiser steps on its batch; see `model.flops`."""
+    assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
+    every = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
+    all_tokens, forward, backward = (flops.forward(architecture, work) for work in (every, *update_work(batch, config)))
+    return {
+        "rollout": all_tokens,
+        "score": (needs_old_logp(config) + (config.kl.beta > 0)) * all_tokens,
+        "update": (forward + flops.BACKWARD * backward) * steps / config.update.minibatches,
+    }

@@ -20,8 +20,7 @@ import numpy as np
 from jax_grpo.batch import record
 from jax_grpo.config import Config, parse_cli
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
-from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory
-from jax_grpo.memory.fit import choose_micro_batches
+from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
 from jax_grpo.model.flops import ImpossibleRate
 from jax_grpo.model.weights import save_hf
 from jax_grpo.positions.dataset import Heldout, heldout_positions, told
@@ -29,21 +28,11 @@ from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog
 from jax_grpo.report.records import sample_rows
+from jax_grpo.run import resume as continuing
 from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.run.folder import locked_folder, record_finish, record_start, write_whole
-from jax_grpo.run.resume import (
-    CHECKPOINTS,
-    OPTIONS,
-    PROGRAM,
-    abandon_others,
-    bring_metrics,
-    command,
-    find_origin,
-    require_same_run,
-)
 from jax_grpo.system import compilation
-from jax_grpo.system.compilation import Profiler
 from jax_grpo.system.memory import give_back_early
 from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.system.process import StopSignals
@@ -80,21 +69,19 @@ def train(
 ) -> Path:
     """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
 
-    Args:
-        task: of your own, in the place of the one that the config names; its section is then left out.
-        resume: `auto`, or the checkpoint or run folder to continue from; None begins.
-        restart: begin again where an unfinished run is.
-        argv: the command line's arguments, for `run.json` and the command that continues; None when called from Python.
+    A `task` of your own takes the place of the one that the config names, whose section is then left out. `resume` is `auto`, or
+    the checkpoint or run folder to continue from; `restart` begins again where an unfinished run is. `argv` are the command
+    line's arguments, for `run.json` and the command that continues; None when called from Python.
     """
     with locked_folder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
         # Where it begins; nothing is changed yet, since the model or the data may refuse to continue.
-        checkpoints = Checkpoints(run_dir / CHECKPOINTS, config.checkpoint)
-        origin = find_origin(resume, restart, run_dir, checkpoints, print)
+        checkpoints = Checkpoints(run_dir / continuing.CHECKPOINTS, config.checkpoint)
+        origin = continuing.find_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
         if task is None:
             config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
-        changes = require_same_run(origin, config) if origin else []
+        changes = continuing.require_same_run(origin, config) if origin else []
 
         # What it trains, on which data.
         trainer = Trainer(config, task)
@@ -105,10 +92,10 @@ def train(
             trainer.restore(origin)
 
         # Nothing refuses it any more: the folder becomes this run's.
-        metrics_bytes = bring_metrics(origin, run_dir, print) if origin else 0
-        abandon_others(origin, checkpoints, print)
+        metrics_bytes = continuing.bring_metrics(origin, run_dir, print) if origin else 0
+        continuing.abandon_others(origin, checkpoints, print)
         write_whole(run_dir / "config.yaml", config.resolved_yaml())
-        started_by = None if argv is None else f"{PROGRAM} {shlex.join(argv)}"
+        started_by = None if argv is None else f"{continuing.PROGRAM} {shlex.join(argv)}"
         record_start(run_dir, config.resolved_yaml(), started_by, first, config.update.parts)
 
         with MetricsLog(run_dir, config, metrics_bytes, first) as log, Console(config, first) as console, checkpoints:
@@ -123,8 +110,8 @@ def train(
             milestones = Milestones(trainer, evaluator, log, console, checkpoints, origin)
             done = run_iterations(milestones, stop)
             if done < config.iterations:
-                resuming = command(argv)
-                console.note(f"stopped after iteration {done} of {config.iterations}; continue with\n    {resuming}")
+                resuming = f"continue with\n    {continuing.command(argv)}"
+                console.note(f"stopped after iteration {done} of {config.iterations}; {resuming}")
                 return run_dir
 
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
@@ -227,14 +214,12 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
     """Iterations after the origin's, until the last or a stop signal, all of them saved; returns how many are done in all."""
     trainer, log, console = milestones.trainer, milestones.log, milestones.console
     config, run_dir = trainer.config, log.path.parent
-    profiler = Profiler(config.profile, run_dir)
     health = HealthLog(run_dir, config, trainer.task.component_weights, console.warning)
     with Watchdog(console.note) as watchdog:
         milestones.begin()
         while (done := milestones.done) < config.iterations and not stop.requested:
-            with profiler.iteration(done):
-                metrics, scored, batch = trainer.iterate(done, watchdog.begin(done))
-            watchdog.end()
+            with watchdog.iteration(done) as phases, compilation.profiled(config.profile, run_dir, done):
+                metrics, scored, batch = trainer.iterate(done, phases)
             log.write(metrics)
             components = applicable(scored.components, scored.prompts)
             log.histograms(done, {f"reward/{name}": values for name, values in components.items()})
@@ -259,8 +244,8 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     give_back_early()
     try:
-        options, rest = OPTIONS.parse_known_args(argv)
-        config = parse_cli(rest, PROGRAM, [OPTIONS])
+        options, rest = continuing.OPTIONS.parse_known_args(argv)
+        config = parse_cli(rest, continuing.PROGRAM, [continuing.OPTIONS])
         train(config, resume=options.resume, restart=options.restart, argv=argv)
     except (*RUN_ERRORS, OSError, ValueError) as error:  # the project's input errors are ValueErrors
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))

@@ -1,6 +1,7 @@
 """What one run computes: its programs, its data, and one iteration from prompts to optimiser steps. No files, no console."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,22 +13,21 @@ import numpy as np
 
 import jax_grpo
 from jax_grpo import advantages
-from jax_grpo.batch import Batch, GroupedTokens, piece, split
+from jax_grpo.batch import Batch, piece, split
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.sections import TaskConfig
-from jax_grpo.loss import update_work
-from jax_grpo.memory.advice import explain_out_of_memory
+from jax_grpo.memory.fit import explain_out_of_memory
 from jax_grpo.model import flops
 from jax_grpo.model.named import Policy, load_policy
 from jax_grpo.objective import beyond_guardrail
 from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.dataset import PromptDataset, load_positions, sampling_numbers
-from jax_grpo.programs import context, make_programs, needs_old_logp, reference_copy, unscored
+from jax_grpo.programs import context, make_programs, phase_flops, reference_copy, unscored, with_logps
 from jax_grpo.report.records import distinct_share
 from jax_grpo.rollout.generate import Rollout, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.run.checkpoints import abstract, content_hash, restore
 from jax_grpo.run.resume import Origin, require_same_data
-from jax_grpo.system.compilation import Compilations, takes_time
+from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory, trim
 from jax_grpo.system.phases import Phases
@@ -90,17 +90,18 @@ class Trainer:
 
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
-        phases, compilations, started = phases or Phases(), Compilations(), time.perf_counter()
+        phases, compiled_since, started = phases or Phases(), compilations(), time.perf_counter()
         with explain_out_of_memory(phases, self.config):
             prompts, rollout, bare = self._generate(iteration, phases)
             # Log-probabilities need no rewards: the device computes them while the host computes those.
-            cached = phases.run("score", lambda: self._with_logps(bare), wait=False)
+            logps = functools.partial(with_logps, self.config, self.score, self.state.params, self.reference, bare)
+            cached = phases.run("score", logps, wait=False)
             scored = phases.run("reward", lambda: self._reward(prompts, rollout))
             batch, flat_B = phases.run("score", lambda: self._with_advantages(cached, scored))
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
         seconds = time.perf_counter() - started
         metrics = self._metrics(iteration, scored, batch, flat_B, steps, phases.seconds, seconds)
-        compiled = compilations.metrics()
+        compiled = compiled_since()
         if takes_time(compiled):
             trim()  # a compiler frees half a gigabyte, which would stay
         return metrics | compiled, scored, batch
@@ -190,17 +191,6 @@ class Trainer:
         caps_B = jnp.asarray(caps(prompts, self.config.rollout.max_new_tokens))
         return np.asarray(advantages.overlong_penalty(jnp.asarray(lengths_B), caps_B, length, 1.0))
 
-    def _with_logps(self, batch: Batch) -> Batch:
-        """The batch with the log-probabilities, and entropies, that updates read from it."""
-        cached = {}
-        if needs_old_logp(self.config):
-            cached["old_logp_BS"], entropy_BS = self.score(self.state.params, batch)
-            if self.config.objective.entropy_quantile > 0:
-                cached["entropy_BS"] = entropy_BS
-        if self.reference is not None:
-            cached["ref_logp_BS"], _ = self.score(self.reference, batch)
-        return dataclasses.replace(batch, **cached)
-
     def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:
         """The batch to train on, and which of its rows have no signal."""
         group_ids_B, config = jnp.asarray(self.group_ids()), self.config.advantage
@@ -282,20 +272,10 @@ class Trainer:
         # An empty step moves nothing: the first that has tokens is the first on fresh completions.
         out["ratio/first_deviation"] = next((float(s["ratio/deviation"]) for s in steps if not s["empty"]), math.nan)
         out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
-        sizes = self.policy.architecture
-        assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
-        every = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
-        once, back = update_work(batch, self.config)
-        update = flops.forward(sizes, once) + flops.BACKWARD * flops.forward(sizes, back)
-        work = {
-            "rollout": flops.forward(sizes, every),
-            "score": (needs_old_logp(self.config) + (self.reference is not None)) * flops.forward(sizes, every),
-            "update": update * len(steps) / self.config.update.minibatches,
-        }
-        peak = device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
         # Scoring ran beside the rewards: its own time is not known, at most the two phases'.
         spans = seconds | {"score": seconds["score"] + seconds["reward"]}
-        out |= flops.rates(work, spans, peak)
+        peak = device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
+        out |= flops.rates(phase_flops(self.config, self.policy.architecture, batch, len(steps)), spans, peak)
         out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
         return out
 

@@ -88,10 +88,11 @@ def make_gradient(graphdef, config: Config):
     loss = sum_bt w_bt (surrogate_bt + beta KL_bt) - c_entropy mean_bt H_bt, with w from
     `objective.aggregation_weights` over the whole batch, however many micro-batches there are.
     """
-    fuses = config.lm_head.implementation in FUSED_LOSSES
+    # A fused loss is asked about each token by itself.
+    fuses = config.lm_head.implementation in FUSED_LOSSES and config.objective.importance_level == "token"
 
     def micro_batch_loss(params, tokens, terms: TokenTerms):
-        if fuses and terms.is_local_to_a_token():
+        if fuses:
             fused_loss = _head(graphdef, params, tokens, config, FUSED_LOSSES)
             loss, logp_bS, entropy_bS = fused_loss(terms.head_work(), loss_of_rows, terms.tokens_as_rows())
         else:
@@ -124,10 +125,10 @@ def make_gradient(graphdef, config: Config):
 def make_step(graphdef, config: Config, total_steps: int):
     """`step(state, batch) -> (state, metrics, logp_BS, grads)`: one optimiser step, not jitted; gradients before clipping.
 
-    A non-finite loss or gradient norm leaves parameters, moments, beta and the step
-    count as they were; the two counters and the metric `nonfinite` say so. So does a step without a token to train on (all
-    completions cut at the cap, with `objective.mask_truncated`), which `empty_steps` counts: its gradient is 0, but AdamW
-    would still move along its moments and decay weights, and a KL of no tokens would lower an adaptive beta.
+    A non-finite loss or gradient norm leaves parameters, moments, beta and the step count as they were; the two counters and the
+    metric `nonfinite` say so. So does a step without a token to train on (all completions cut at the cap, with
+    `objective.mask_truncated`), which `empty_steps` counts: its gradient is 0, but AdamW would still move along its moments and
+    decay weights, and a KL of no tokens would lower an adaptive beta.
     """
     gradient = make_gradient(graphdef, config)
     rate = schedule(config.update, total_steps)

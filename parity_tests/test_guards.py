@@ -21,7 +21,7 @@ from flax import nnx
 
 from jax_grpo import trainer as trainer_module
 from jax_grpo.config.sections import CheckpointConfig, TaskConfig
-from jax_grpo.memory.advice import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
+from jax_grpo.memory.fit import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.run.checkpoints import Checkpoints
 from jax_grpo.run.folder import RunFolderError, locked_folder, read_record, record_finish, record_start
@@ -199,13 +199,12 @@ def test_the_watchdog_speaks_during_a_hang_once_and_names_the_phase(monkeypatch)
 
     with Watchdog(say, lambda: clock[0]) as watchdog:
         for iteration in range(5):
-            watchdog.begin(iteration).run("update", lambda: take(1.0))
-            watchdog.end()
+            with watchdog.iteration(iteration) as phases:
+                phases.run("update", lambda: take(1.0))
         assert said == []
-        phases = watchdog.begin(5)
-        phases.run("rollout", lambda: take(1.0))
-        phases.run("reward", hang)
-        watchdog.end()
+        with watchdog.iteration(5) as phases:
+            phases.run("rollout", lambda: take(1.0))
+            phases.run("reward", hang)
     line = "watchdog: iteration 5 has taken 11.0 s so far, 11 times the median 1.00 s; it is in phase 'reward' since 10.0 s"
     assert said == [("watchdog", line)]
     assert phases.seconds == {"rollout": 1.0, "reward": 20.0}

@@ -19,6 +19,7 @@ from jax_grpo.batch import record
 from jax_grpo.config import Config
 from jax_grpo.model.weights import save_hf, to_hf
 from jax_grpo.positions.dataset import selfplay_positions
+from jax_grpo.programs import with_logps
 from jax_grpo.system.phases import Phases
 from jax_grpo.trainer import Trainer, over_steps
 from torch_ref import train as torch_train
@@ -114,7 +115,8 @@ class Twins:
         self.fresh = jax.tree.map(np.array, self.ours.state)  # the update donates it
         prompts, rollout, bare = self.ours._generate(0, Phases())
         self.scored = self.ours._reward(prompts, rollout)
-        self.batch, _ = self.ours._with_advantages(self.ours._with_logps(bare), self.scored)
+        batch = with_logps(config, self.ours.score, self.ours.state.params, self.ours.reference, bare)
+        self.batch, _ = self.ours._with_advantages(batch, self.scored)
 
     def learn(self, stopped_B: np.ndarray | None = None, iteration: int = 0) -> tuple[list[dict], list[dict]]:
         """Metrics of every optimiser step of an iteration on the rollout, by `jax_grpo` and by `torch_ref`."""

@@ -202,10 +202,10 @@ def work_of(problem: Problem) -> Any:
 
 def flops_of(problem: Problem) -> float:
     """Model FLOPs of the optimiser step."""
-    from jax_grpo.model.flops import training
+    from jax_grpo.model.flops import BACKWARD, forward
     from jax_grpo.model.gpt2 import GPT2Config
 
-    return training(GPT2Config(*problem.sizes), work_of(problem))
+    return (1 + BACKWARD) * forward(GPT2Config(*problem.sizes), work_of(problem))
 
 
 def batch_of(problem: Problem) -> Any:

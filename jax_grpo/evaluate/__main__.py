@@ -24,7 +24,7 @@ from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.positions.files import read_positions
 from jax_grpo.run.files import CheckpointError, is_checkpoint
 from jax_grpo.run.folder import write_whole
-from jax_grpo.system.progress import Steps
+from jax_grpo.system.progress import timed_parts
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 
@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace) -> list[Path]:
         mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
         asked = positions[: arguments.positions]
         data = Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
-        steps = cleanup.enter_context(Steps())
+        steps = cleanup.enter_context(timed_parts())
         report, results = evaluate(arguments.weights, suites, data, arguments.temperature, steps)
         return save(report, results, data, arguments.out)
 

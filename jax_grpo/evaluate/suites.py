@@ -23,7 +23,7 @@ from jax_grpo.tasks.stop import environment_stop, policy_stop
 
 MODES = ("greedy", "sampled")
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
-BeginPart = Callable[[str, int], Tick]  # (what, total) -> tick(done); see `progress.Steps`
+BeginPart = Callable[[str, int], Tick]  # (what, total) -> tick(done); see `progress.timed_parts`
 Ask = Callable[[str, str], Complete]  # (kind of answer, a key of CAPS; mode) -> generator
 
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_grpo.lm_head import loops
-from jax_grpo.lm_head.loops import XLA, Kernels, Plan, Tokens
-from jax_grpo.lm_head.tiles import WHOLE, Columns, RowStatistics, Tiling, TokenLoss
+from jax_grpo.lm_head.loops import Plan, Tokens
+from jax_grpo.lm_head.tiles import RowStatistics, TokenLoss
 
 
 def _measure(plan: Plan, hidden_NH: jax.Array, embedding_VH: jax.Array, targets_N: jax.Array) -> RowStatistics:
@@ -45,20 +45,13 @@ _statistics.defvjp(_statistics_forward, _statistics_backward)
 
 
 def token_logprobs(
-    hidden_BSH: jax.Array,
-    embedding_VH: jax.Array,
-    targets_BS: jax.Array,
-    *,
-    vocab_size: int,
-    temperature: float,
-    tiling: Tiling = WHOLE,
-    kernels: Kernels = XLA,
+    hidden_BSH: jax.Array, embedding_VH: jax.Array, targets_BS: jax.Array, **settings: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """As `materialised.token_logprobs`: log-probabilities of the targets and entropies, [B, S] in nats.
+    """As `materialised.token_logprobs`: log-probabilities of the targets and entropies, [B, S] in nats; settings: `Plan.of`.
 
     The backward makes each tile of logits again (four matmuls in all), and leaves out the tokens whose cotangents are 0.
     """
-    plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
+    plan = Plan.of(**settings)
     hidden_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
     statistics = _statistics(plan, hidden_NH, jnp.asarray(embedding_VH), jnp.asarray(targets_BS, jnp.int32).reshape(-1))
     return statistics.logp.reshape(targets_BS.shape), statistics.entropy.reshape(targets_BS.shape)
@@ -97,28 +90,18 @@ def fused_loss(
     work_BS: jax.Array,
     token_loss: TokenLoss,
     rows: Any,
-    *,
-    vocab_size: int,
-    temperature: float,
-    tiling: Tiling = WHOLE,
-    kernels: Kernels = XLA,
+    **settings: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`sum(token_loss)` over the tokens, and its gradients found on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
+    """(`sum(token_loss)`, logp_BS, entropy_BS), with its gradients found on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
 
-    Only the scalar is differentiable, once, in reverse mode, in hidden states and embedding. A token's loss must depend on
-    that token alone and its weight in the sum must be fixed beforehand: see `TokenLoss`.
+    All are in at least float32. Only the scalar is differentiable, once, in reverse mode, in hidden states and embedding. A
+    token's loss must depend on that token alone and its weight in the sum must be fixed beforehand: see `TokenLoss`. It is called
+    with N rows of the arrays [B*S, ...] of `rows`, and with its scalars, N not always B*S.
 
-    Args:
-        hidden_BSH, embedding_VH, targets_BS, vocab_size, temperature: as of `materialised.token_logprobs`.
-        work_BS: `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks
-            at, whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing.
-        token_loss: `token_loss(rows, logp, entropy)`, called with N of each, N not always B*S.
-        rows: arrays [B*S, ...] that `token_loss` takes rows of, and scalars.
-
-    Returns:
-        (loss, logp_BS, entropy_BS) in at least float32; the latter two are constants.
+    `work_BS` is `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks at,
+    whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing. Settings: `Plan.of`.
     """
-    plan = Plan(Columns(vocab_size, temperature), tiling, kernels)
+    plan = Plan.of(**settings)
     operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows)
     hidden_NH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
     loss, statistics = _fused(plan, token_loss, hidden_NH, embedding_VH, jax.lax.stop_gradient(operands))

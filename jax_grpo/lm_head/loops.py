@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grpo.lm_head import tiles
-from jax_grpo.lm_head.tiles import Columns, Partial, RowStatistics, Tiling, TokenLoss, TokenOrder, put, take
+from jax_grpo.lm_head.tiles import WHOLE, Columns, Partial, RowStatistics, Tiling, TokenLoss, TokenOrder, put, take
 
 LEARNS, MEASURED, IDLE = 2, 1, 0  # a row's work: gradients; statistics only; none
 
@@ -52,6 +52,11 @@ class Plan(NamedTuple):
     columns: Columns
     tiling: Tiling
     kernels: Kernels = XLA
+
+    @classmethod
+    def of(cls, *, vocab_size: int, temperature: float, tiling: Tiling = WHOLE, kernels: Kernels = XLA) -> "Plan":
+        """The settings of a head: see `materialised.token_logprobs`."""
+        return cls(Columns(vocab_size, temperature), tiling, kernels)
 
 
 class Tokens(NamedTuple):
@@ -96,9 +101,8 @@ def gradients(
 ) -> tuple[Gradients, RowStatistics]:
     """Gradients of `sum(token_loss(rows, logp, entropy))` over the rows that learn, and statistics of all that are not idle.
 
-    Args:
-        rows: arrays [N, ...] and scalars; `token_loss` is given some of the rows at a time.
-        known: statistics of all rows, if they are known for these very weights: saves the pass that finds them.
+    `rows` are arrays [N, ...] and scalars; `token_loss` is given some of the rows at a time. `known` are the statistics of all
+    rows, if they are known for these very weights: saves the pass that finds them.
     """
     order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
     learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))

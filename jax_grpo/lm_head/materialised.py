@@ -55,13 +55,8 @@ def token_logprobs(
     numbers: a gather's transpose would be a scatter over [B, S, V]. Reverse-mode differentiable in both arrays, through the
     entropy too; not in forward mode.
 
-    Args:
-        hidden_BSH: hidden states aligned with the tokens they predict.
-        embedding_VH: tied embedding, padded to V rows.
-        targets_BS: the tokens.
-        vocab_size: columns beyond it take no probability and no gradient.
-        temperature: divides the logits; > 0.
-        tiling: only its `logits_dtype` matters here: there is one tile.
+    Hidden states are aligned with the tokens they predict. Of the embedding's V rows, those from `vocab_size` on take no
+    probability and no gradient. The temperature is > 0. Of the tiling only `logits_dtype` matters here: there is one tile.
     """
     logits_BSV = _logits(tiling.stored(hidden_BSH.dtype), hidden_BSH, embedding_VH)
     logits_BSV = logits_BSV.astype(jnp.promote_types(logits_BSV.dtype, jnp.float32))

@@ -56,9 +56,7 @@ class Columns(NamedTuple):
     vocab_size: int  # columns from here on are padding
     temperature: float  # > 0
     first: jax.Array | int = 0  # token of column 0 of the tile
-    fresh: jax.Array | int = (
-        0  # columns before it were in an earlier tile already: the last one reaches back to be whole
-    )
+    fresh: jax.Array | int = 0  # columns before it are an earlier tile's: the last tile reaches back to be whole
 
     def tokens(self, width: int) -> jax.Array:
         """Token of each column [V], int32."""

@@ -40,11 +40,8 @@ class Live(NamedTuple):
     source: str  # `file.py:line` of the project that asked for it
 
 
-class _Origin(NamedTuple):
-    """Who asked for an instruction; see `Live` for both."""
-
-    operation: str = ""
-    source: str = ""
+_Origin = tuple[str, str]  # who asked for an instruction: its `operation` and `source`, see `Live`
+_UNKNOWN = ("", "")
 
 
 def at_peak(folder: Path) -> tuple[Live, ...]:
@@ -63,9 +60,9 @@ def at_peak(folder: Path) -> tuple[Live, ...]:
     live = []
     for values in sharing.values():
         size, owner, shape = max(places[value][1] for value in values)
-        known = [origins.get(name, _Origin()) for name, _ in values]
-        origin = max(known, key=lambda origin: 2 if origin.source else bool(origin.operation))  # the first of those
-        live.append(Live(size, owner, shape, *origin))
+        known = [origins.get(name, _UNKNOWN) for name, _ in values]
+        operation, source = max(known, key=lambda origin: 2 if origin[1] else bool(origin[0]))  # the first of those
+        live.append(Live(size, owner, shape, operation, source))
     return tuple(sorted(live, key=lambda array: (-array.size, array.place, array.shape)))
 
 
@@ -118,10 +115,10 @@ def _origins(hlo: str) -> dict[str, _Origin]:
                 source = _relative(*inline.groups()) if (inline := _INLINE.search(line)) else ""
             # The last names of JAX's path of transformations say what is computed, the first ones only where it is nested.
             path = [part for part in operation.group(1).split("/") if part not in _NESTING]
-            origins[name] = last_of[computation] = _Origin("/".join(path[-3:]), source)
+            origins[name] = last_of[computation] = ("/".join(path[-3:]), source)
         elif called := _CALLS.search(line):
             called_by[name] = called.group(1)
-    return {name: last_of.get(called, _Origin()) for name, called in called_by.items()} | origins
+    return {name: last_of.get(called, _UNKNOWN) for name, called in called_by.items()} | origins
 
 
 def _relative(file: str, line: str) -> str:

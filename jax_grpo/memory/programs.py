@@ -22,7 +22,7 @@ from jax_grpo.model.gpt2 import GPT2Config
 from jax_grpo.model.named import build_model, random_architecture
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import read_config
-from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored
+from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored, with_logps
 from jax_grpo.run.files import is_checkpoint, read_manifest
 from jax_grpo.tasks import make_task
 from jax_grpo.update import TrainState, init_state
@@ -111,21 +111,20 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
     resident = {"parameters": size(params), "moments": size(state.opt_state) - in_host.get("moments", 0)}
     inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
     rollout = jax.eval_shape(functions.generate, *inputs)
-    batch: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
-    bare = batch
+    bare: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
     programs = [Program("rollout", functions.generate, inputs, ("parameters",))]
     if needs_old_logp(config):
         programs.append(Program("score", functions.score, (params, bare), ("parameters",)))
-        logp, entropy = jax.eval_shape(functions.score, params, bare)
-        for_mask = entropy if config.objective.entropy_quantile > 0 else None
-        batch = dataclasses.replace(batch, old_logp_BS=logp, entropy_BS=for_mask)
+    reference = None
     if config.kl.beta > 0:
         reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
         programs.append(Program("reference", functions.score, (reference, bare), ("reference",)))
         resident["reference"] = size(reference)
-        ref_logp, _ = jax.eval_shape(functions.score, reference, bare)
-        batch = dataclasses.replace(batch, ref_logp_BS=ref_logp)
-    minibatch = jax.eval_shape(lambda batch: piece(split(batch, config.update.minibatches), 0), batch)
+
+    def first_minibatch(*given: Any) -> Batch:
+        return piece(split(with_logps(config, functions.score, *given), config.update.minibatches), 0)
+
+    minibatch = jax.eval_shape(first_minibatch, params, reference, bare)
     programs.append(Program("update", functions.update, (state, minibatch), ("parameters", "moments")))
     inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
     programs += [Program(f"{EVALUATION}{mode}", jitted, inputs, ("parameters",)) for mode, jitted in modes.items()]

@@ -177,15 +177,14 @@ def _row(*cells: str) -> str:
 
 def save_picture(record: Record, path: Path, title: str) -> None:
     """Writes a PNG: a bar for each program, stacked by what fills the device while it runs, under the line of what that has."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    import matplotlib  # slow
+    from matplotlib.figure import Figure
 
     device, programs = record["device"], record["programs"]
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     names, bottom = [program["name"] for program in programs], [0.0] * len(programs)
-    colours = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
+    colours = matplotlib.colormaps["tab20"].colors  # pyright: ignore[reportAttributeAccessIssue]
     for number, part in enumerate(PARTS):
         heights = [program["parts"].get(part, 0) / GB for program in programs]
         if any(heights):
@@ -196,10 +195,8 @@ def save_picture(record: Record, path: Path, title: str) -> None:
     if device["memory"] < 2 * max(bottom) * GB:
         axes.axhline(device["memory"] / GB, color="black", linestyle="--", linewidth=1)
         axes.annotate(device["kind"], (0, device["memory"] / GB), va="bottom")
-    axes.set_ylabel("GB on the device")
-    axes.set_ylim(0, 1.15 * max(bottom))
+    axes.set(ylabel="GB on the device", ylim=(0, 1.15 * max(bottom)))
     axes.set_title(f"{title}: {device['kind']}, {record['spare'] / GB:.2f} GB to spare", fontsize=10)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -45,11 +45,6 @@ def forward(sizes: GPT2Config, work: Work) -> float:
     return blocks + 4.0 * layers * width * work.pairs + head(work.predicted, width, sizes.vocab_size)
 
 
-def training(sizes: GPT2Config, work: Work) -> float:
-    """FLOPs of a forward and a backward pass."""
-    return (1 + BACKWARD) * forward(sizes, work)
-
-
 def completions_work(prompt_mask_PT: npt.ArrayLike, completion_mask_PGC: npt.ArrayLike) -> Work:
     """What a pass over an iteration's tokens needs; sampling them needs the same.
 

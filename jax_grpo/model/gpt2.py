@@ -84,7 +84,6 @@ class GPT2(nnx.Module):
     """GPT-2 without its head, initialised as GPT-2 is: N(0, 0.02), scaled residual projections, zero biases.
 
     Args:
-        config, rngs, param_dtype: the architecture, and what its parameters are drawn from and stored in.
         compute_dtype: dtype of activations and matmuls; norms' statistics and softmax use at least float32.
         remat: recompute each block in the backward pass instead of keeping its activations; `dots` keeps the results of
             its matmuls with weights.
@@ -185,12 +184,9 @@ class GPT2(nnx.Module):
     ) -> tuple[jax.Array, list[KV]]:
         """One decode step: hidden states [P, G, H] of the tokens just sampled, and the last chunk with these tokens in it.
 
-        Args:
-            token_PG, position_PG: int32; positions count real prompt tokens and steps.
-            prompts, prompt_mask_PT: per layer [P, N, T, D], stored once per prompt and read by all G completions.
-            chunks: the completions' tokens so far, by chunk and layer [P, G, N, S, D]; all but the last are full. A chunk a
-                loop makes attention read what is there, not the whole cap.
-            step: index of this token within its completion, int32 scalar; it belongs into the last chunk.
+        Positions count real prompt tokens and steps. The prompts' caches, per layer [P, N, T, D], are read by all G completions.
+        `chunks` are the completions' tokens so far, by chunk and layer [P, G, N, S, D]; all but the last are full. A chunk a loop
+        makes attention read what is there, not the whole cap. `step` is the token's index within its completion, int32 scalar.
         """
         x_PGH = self._embed(token_PG, position_PG)
         grown = []

@@ -19,7 +19,7 @@ from jax_grpo.model.named import load_named
 from jax_grpo.positions.rookworld import policy_prompt
 from jax_grpo.rollout.generate import PromptTokens, encode_prompts
 from jax_grpo.rollout.sampling import Sampling
-from jax_grpo.rollout.texts import Texts, widened
+from jax_grpo.rollout.texts import Texts
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.policy import parse_answer
 
@@ -110,9 +110,7 @@ class Player:
     def _encode(self, text: str) -> PromptTokens:
         """The prompt, padded to one of few widths: programs are compiled by width."""
         room = self._policy.architecture.max_position_embeddings - CAPS[self._style]
-        tokens = encode_prompts([text], self._policy.tokenizer, room)
-        length = tokens.ids_PT.shape[1]
-        return widened(tokens, max(PROMPT_TOKENS, -(-length // 32) * 32), self._policy.tokenizer.pad_id)
+        return encode_prompts([text], self._policy.tokenizer, room, multiple=32, least=PROMPT_TOKENS)
 
 
 def _make_score(graphdef: Any, vocab_size: int) -> Callable[..., jax.Array]:

@@ -50,9 +50,8 @@ class Progress(NamedTuple):
         return jnp.any(~self.done_PG(t, prompts), axis=1)
 
 
-Carry = tuple[
-    jax.Array, Progress, list[KV]
-]  # of the loop: the next token's number, what is written, the cache's last chunk
+# Of the loop: the next token's number, what is written, the cache's last chunk.
+Carry = tuple[jax.Array, Progress, list[KV]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +63,7 @@ class Decoder:
     vocab_size: int  # real vocabulary; ids beyond it are never sampled
     pad_id: int  # fills completions after their stop
     sampling: Sampling  # shared by every completion
-    table_SV: (
-        jax.Array
-    )  # state of the stop automaton after reading a token, by state and token (`StopRule.token_table`)
+    table_SV: jax.Array  # state of the stop automaton after a token, by state and token (`StopRule.token_table`)
     accept_state: int  # the state that ends a completion
     compacts: bool  # go on with half of the prompts once no more are needed; changes time and memory, no token
 

@@ -41,9 +41,9 @@ class Rollout(NamedTuple):
     stopped_PG: jax.Array  # whether the stop rule or end-of-text ended the completion (else it was cut at the cap)
 
 
-def padded_length(tokens: int) -> int:
+def padded_length(tokens: int, multiple: int = PROMPT_MULTIPLE) -> int:
     """Columns that a batch takes whose longest prompt has so many tokens."""
-    return -(-tokens // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+    return -(-tokens // multiple) * multiple
 
 
 def encode_fitting(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> list[list[int]]:
@@ -62,10 +62,15 @@ def encode_fitting(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) 
     return encoded
 
 
-def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> PromptTokens:
-    """Ids and mask, padded on the left to the `padded_length` of the longest prompt; raises as `encode_fitting` does."""
+def encode_prompts(
+    texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int, *, multiple: int = PROMPT_MULTIPLE, least: int = 0
+) -> PromptTokens:
+    """Ids and mask, padded on the left to the `padded_length` of the longest prompt, and to at least so many tokens.
+
+    Programs are compiled by width. Raises as `encode_fitting` does.
+    """
     encoded = encode_fitting(texts, tokenizer, max_tokens)
-    width = padded_length(max(map(len, encoded)))
+    width = max(padded_length(max(map(len, encoded)), multiple), least)
     ids_PT = np.full((len(encoded), width), tokenizer.pad_id, np.int32)
     mask_PT = np.zeros((len(encoded), width), np.int32)
     for row, ids in enumerate(encoded):

@@ -101,9 +101,8 @@ def sample(
     That is under softmax(logits / temperature), before penalty and truncation: the quantity that the trainer recomputes and
     differentiates, so the two can be compared. Greedy reports it at temperature 1.
 
-    Args:
-        logits_RV: raw, float32 or wider; columns from `vocab_size` on are padding, and never drawn.
-        seen_RV: tokens that count as repeated; None: no repetition penalty.
+    Logits are raw, float32 or wider; columns from `vocab_size` on are padding, and never drawn. `seen_RV` marks the tokens that
+    count as repeated; None: no repetition penalty.
 
     >>> logits = jnp.zeros((1, BLOCK)).at[0, 5].set(2.0)
     >>> token, logp = sample(logits, jnp.array([0.5]), Sampling(temperature=0.0), None, vocab_size=6)

@@ -14,14 +14,8 @@ import numpy as np
 
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.rollout.generate import (
-    PROMPT_MULTIPLE,
-    PromptTokens,
-    PromptTooLong,
-    decode_completions,
-    encode_prompts,
-    make_generate,
-)
+from jax_grpo.rollout import generate
+from jax_grpo.rollout.generate import PromptTokens
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.tasks.base import Prompt, caps
 from jax_grpo.tasks.stop import StopRule
@@ -31,12 +25,6 @@ BATCH = 64  # prompts generated together; the last batch is filled up and the fi
 # What a suite asks for: stop-truncated completions of prompts, in their order; see `Generator.__call__`.
 Complete = Callable[..., list[str]]
 Tick = Callable[[int], object]  # called with how much is done
-
-
-def widened(tokens: PromptTokens, width: int, pad_id: int) -> PromptTokens:
-    """The prompts, padded on the left to at least `width` tokens: programs are compiled by width."""
-    missing = (0, 0), (max(width - tokens.ids_PT.shape[1], 0), 0)
-    return PromptTokens(np.pad(tokens.ids_PT, missing, constant_values=pad_id), np.pad(tokens.mask_PT, missing))
 
 
 class Texts(NamedTuple):
@@ -50,7 +38,7 @@ class Texts(NamedTuple):
         self, graphdef: Any, sampling: Sampling, *, group_size: int = 1, compacts: bool = True
     ) -> Callable[..., Any]:
         """The compiled generation of `group_size` completions a prompt; see `make_generate`."""
-        return make_generate(
+        return generate.make_generate(
             graphdef,
             vocab_size=self.tokenizer.vocab_size,
             pad_id=self.tokenizer.pad_id,
@@ -82,7 +70,7 @@ class Texts(NamedTuple):
         numbers_P, caps_P = np.array(numbers, np.int32), caps(prompts, self.max_new_tokens)
         asked = tokens.ids_PT[rows], tokens.mask_PT[rows], states[rows], numbers_P[rows]
         rollout = program(params, *asked, seed, jnp.int32(step), caps_P[rows])
-        texts = decode_completions(rollout, self.tokenizer)[: len(prompts)]
+        texts = generate.decode_completions(rollout, self.tokenizer)[: len(prompts)]
         return [self.stop_rule.truncate(t, p.start_state)[0] for t, p in zip(texts, prompts, strict=True)]
 
 
@@ -111,8 +99,8 @@ class Generator:
         self._params, self._seed, self._width = policy.params, seed, 0
         positions = policy.architecture.max_position_embeddings
         self._max_prompt = positions - max_new_tokens
-        if self._max_prompt < PROMPT_MULTIPLE:
-            raise PromptTooLong(
+        if self._max_prompt < generate.PROMPT_MULTIPLE:
+            raise generate.PromptTooLong(
                 f"the model has {positions} positions; completions of up to {max_new_tokens} tokens leave no room for a prompt"
             )
         self._texts = Texts(policy.tokenizer, stop_rule, max_new_tokens)
@@ -138,8 +126,8 @@ class Generator:
             return []
         asked = [prompt.text for prompt in prompts]
         numbers = _checksums(asked) if numbers is None else numbers
-        tokens = encode_prompts(asked, self._texts.tokenizer, self._max_prompt)
-        ids_PT, mask_PT = widened(tokens, self._width, self._texts.tokenizer.pad_id)
+        tokenizer = self._texts.tokenizer
+        ids_PT, mask_PT = generate.encode_prompts(asked, tokenizer, self._max_prompt, least=self._width)
         self._width = ids_PT.shape[1]
         order = sorted(range(len(prompts)), key=lambda i: (len(asked[i]), asked[i], numbers[i]))
         texts = [""] * len(prompts)

@@ -8,7 +8,7 @@ import collections
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -58,16 +58,13 @@ def training_options() -> dict[str, str] | None:
     }
 
 
-class Compilations:
-    """Counts programs made ready from its beginning on, compiled or taken from the disk, by the name of the jitted function."""
+def compilations() -> Callable[[], dict[str, float]]:
+    """Counts what is made ready from now on, compiled or taken from the disk; what it returns gives the metrics up to its call.
 
-    def __init__(self) -> None:
-        self._before = _counts().copy()
-
-    def metrics(self) -> dict[str, float]:
-        """`compile/<program>`, how many of a run's programs were made ready, and `time/compile`, seconds of everything."""
-        names = (*(f"compile/{program}" for program in PROGRAMS), "time/compile")
-        return {name: _counts()[name] - self._before[name] for name in names}
+    `compile/<program>` is how many of a run's programs, by the jitted function's name, `time/compile` the seconds of everything.
+    """
+    before, names = _counts().copy(), (*(f"compile/{program}" for program in PROGRAMS), "time/compile")
+    return lambda: {name: _counts()[name] - before[name] for name in names}
 
 
 @functools.cache
@@ -98,26 +95,20 @@ def line(metrics: Mapping[str, float]) -> str | None:
     return f"compiled or read from the cache: {', '.join(names) or 'small programs'} in {metrics['time/compile']:.1f} s"
 
 
-class Profiler:
-    """Traces iterations first <= i < last of `profile.trace_steps`, and saves the memory after each of them if asked.
+@contextlib.contextmanager
+def profiled(config: ProfileConfig, run_dir: Path, iteration: int) -> Iterator[None]:
+    """Around an iteration: traces it if first <= iteration < last of `profile.trace_steps`, and saves the memory after it if asked.
 
-    Without steps, the memory is that after the first iteration.
+    Without steps, the memory is that after the first iteration. A failure leaves its trace written.
     """
-
-    def __init__(self, config: ProfileConfig, run_dir: Path):
-        self._config, self._folder = config, run_dir / PROFILE
-
-    @contextlib.contextmanager
-    def iteration(self, number: int) -> Iterator[None]:
-        """Around one iteration, which a failure leaves with its trace written."""
-        steps, memory = self._config.trace_steps, self._config.memory
-        first, last = steps or (0, 1)
-        if not first <= number < last or not (steps or memory):
-            yield
-            return
-        self._folder.mkdir(exist_ok=True)
-        trace = jax.profiler.trace(str(self._folder)) if steps else contextlib.nullcontext()
-        with trace, jax.profiler.StepTraceAnnotation("iteration", step_num=number):
-            yield
-        if memory:
-            jax.profiler.save_device_memory_profile(str(self._folder / f"memory_{number:06d}.prof"))
+    folder, steps, memory = run_dir / PROFILE, config.trace_steps, config.memory
+    first, last = steps or (0, 1)
+    if not first <= iteration < last or not (steps or memory):
+        yield
+        return
+    folder.mkdir(exist_ok=True)
+    trace = jax.profiler.trace(str(folder)) if steps else contextlib.nullcontext()
+    with trace, jax.profiler.StepTraceAnnotation("iteration", step_num=iteration):
+        yield
+    if memory:
+        jax.profiler.save_device_memory_profile(str(folder / f"memory_{iteration:06d}.prof"))

@@ -3,11 +3,12 @@
 The watchdog is a thread of its own, so that it speaks during a hang. Knows nothing of what the phases do.
 """
 
+import contextlib
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -58,15 +59,13 @@ class Watchdog:
         self._over.set()
         self._thread.join()
 
-    def begin(self, iteration: int) -> Phases:
-        """The phases to run the iteration in."""
-        phases = Phases(self._now)
-        self._current = (iteration, phases, self._now())
-        return phases
-
-    def end(self) -> None:
-        if self._current is not None:
-            self._known.append(self._now() - self._current[2])
+    @contextlib.contextmanager
+    def iteration(self, number: int) -> Iterator[Phases]:
+        """Around one iteration: the phases to run it in."""
+        phases, started = Phases(self._now), self._now()
+        self._current = number, phases, started
+        yield phases
+        self._known.append(self._now() - started)
         self._current = None
 
     def _watch(self) -> None:

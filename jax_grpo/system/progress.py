@@ -1,8 +1,9 @@
 """What a person sees while long work runs: a bar on a terminal; elsewhere lines, or nothing. Knows nothing of the work."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,32 +19,25 @@ def progress_bar(console: Console | None = None, *, shown: bool = True, transien
     return Progress(*columns, *times, console=console, transient=transient, disable=disable)
 
 
-class Steps:
-    """`steps(what, total)` begins a part and returns its tick; ended parts are a line each. Use as a context manager."""
+@contextlib.contextmanager
+def timed_parts() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """Yields `begin(what, total)`, which begins a part and returns its tick; a part that ended is a line with its seconds."""
+    console, part = Console(highlight=False), None
+    with progress_bar(console, transient=True) as bars:
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
-        self._progress = progress_bar(self._console, transient=True)
-        self._part: tuple[str, float] | None = None
+        def end() -> None:
+            if part is not None:
+                what, started = part
+                console.print(f"{what}: {time.perf_counter() - started:.1f} s")
+            for bar in bars.task_ids:
+                bars.remove_task(bar)
 
-    def __enter__(self) -> "Steps":
-        self._progress.start()
-        return self
+        def begin(what: str, total: int) -> Callable[[int], None]:
+            nonlocal part
+            end()
+            part = what, time.perf_counter()
+            bar = bars.add_task(what, total=total)
+            return lambda done: bars.update(bar, completed=done)
 
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        self._finish(complete=kind is None)
-        self._progress.stop()
-
-    def __call__(self, what: str, total: int) -> Callable[[int], None]:
-        self._finish(complete=True)
-        self._part = (what, time.perf_counter())
-        bar = self._progress.add_task(what, total=total)
-        return lambda done: self._progress.update(bar, completed=done)
-
-    def _finish(self, *, complete: bool) -> None:
-        if self._part is not None and complete:
-            what, started = self._part
-            self._console.print(f"{what}: {time.perf_counter() - started:.1f} s")
-        for bar in self._progress.task_ids:
-            self._progress.remove_task(bar)
-        self._part = None
+        yield begin
+        end()
