@@ -25,6 +25,7 @@ from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.data.__main__ import main as make_set
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions import files as position_files
+from jax_grpo.positions import rookworld
 from jax_grpo.positions.checked_files import PACKAGED, checked_table, file_hash, shipped
 from jax_grpo.positions.dataset import heldout_positions, load_positions, read_packaged, selfplay_positions, told
 from jax_grpo.positions.files import PositionFileError, read_positions
@@ -132,9 +133,9 @@ def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path
     asked: dict[str, list] = {}
     make, ask = jax_grpo.train.Evaluator, torch_ref.train.evaluate
 
-    def made(policy, task, prompts, **settings):
+    def made(policy, task, prompts, config):
         asked["jax"] = prompts
-        return make(policy, task, prompts, **settings)
+        return make(policy, task, prompts, config)
 
     def evaluated(texts, prompts, config):
         asked["torch"] = prompts
@@ -278,7 +279,7 @@ class Counted:
         for owner, name in ((position_files, "_position"), (position_files, "read_games"), (Tokenizer, "encode_batch")):
             monkeypatch.setattr(owner, name, self._counting(getattr(owner, name)))
         for name in ("parse_policy_row", "parse_environment_row"):
-            monkeypatch.setattr(position_files, name, self._counting(getattr(position_files, name)))
+            monkeypatch.setattr(rookworld, name, self._counting(getattr(rookworld, name)))
 
     def _counting(self, function):
         def counting(*arguments):
