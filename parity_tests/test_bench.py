@@ -56,11 +56,11 @@ def test_the_reason_is_found_in_what_a_process_wrote(stderr, reason):
     assert failure(stderr, 1) == reason
 
 
-def suite(folder, variants, minutes):
+def suite(folder, variants, minutes, *options):
     """The suite of the tiny benchmark and of one that is not installed; the results' table."""
     tiny = suite_all.Entry(f"tiny_bench --variants {variants}", 1)
     entries = {"tiny": tiny, "absent": suite_all.Entry("jax_grpo.bench.absent", 0.1)}
-    suite_all.main(["--out", str(folder), "--minutes", str(minutes)], entries)
+    suite_all.main(["--out", str(folder), "--minutes", str(minutes), *options], entries)
     return (folder / "README.md").read_text(), json.loads((folder / "raw" / "tiny.json").read_text())
 
 
@@ -79,6 +79,8 @@ def test_a_suite_survives_what_fails_and_goes_on(tmp_path):
     (tmp_path / "raw" / "absent.json").write_text("{ half a file")
     _, again = suite(tmp_path, "done,wrong-shape", 60)
     assert again["variants"]["done"] == tiny["variants"]["done"], "kept, not measured again"
+    text, _ = suite(tmp_path, "done", 60, "--only", "absent")
+    assert "## tiny" in text, "the table is of all that the folder has"
 
 
 def test_a_suite_keeps_to_its_minutes(tmp_path, monkeypatch):

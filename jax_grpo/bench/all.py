@@ -163,15 +163,15 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
     machine_here = here()
     kind = "cpu" if machine_here.get("on", "cpu") == "cpu" else "accelerator"
     started = time.monotonic()  # measuring the machine is no benchmark's time
-    suite = {name: entries[name] for name in names if kind in entries[name].machines}
+    suite = {name: entry for name, entry in entries.items() if kind in entry.machines}
     if arguments.dry_run:
         suite = {name: dry(entry) for name, entry in suite.items()}
     files = {name: folder / "raw" / f"{name}.json" for name in suite}
     if arguments.fresh:
-        for file in files.values():
-            file.unlink(missing_ok=True)
-    results = {name: saved(file) for name, file in files.items()}
-    waiting = [name for name, record in results.items() if not complete(record)]
+        for name in suite.keys() & names:
+            files[name].unlink(missing_ok=True)
+    results = {name: record for name, file in files.items() if (record := saved(file)) or name in names}
+    waiting = [name for name, record in results.items() if name in names and not complete(record)]
     for number, name in enumerate(waiting):
         left_s = 60 * arguments.minutes - (time.monotonic() - started)
         share_s = left_s * suite[name].weight / sum(suite[other].weight for other in waiting[number:])
