@@ -10,7 +10,7 @@ import pytest
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.sections import EngineConfig, PromptsConfig, TaskConfig
 from jax_grpo.data.__main__ import main as make_set
-from jax_grpo.data.tables import SPREAD, UNDECIDED
+from jax_grpo.data.tables import SPREAD, UNDECIDED, Options, tabled_game
 from jax_grpo.positions.dataset import load_positions, read_packaged
 from jax_grpo.positions.position import Position, position_key
 from jax_grpo.positions.values import NotATable, move_table, win_probability
@@ -102,3 +102,9 @@ def test_packaged_tables_are_whole_and_their_splits_share_no_position_and_no_gam
     for position in splits["test"]:
         assert len(position.moves) == len(set(position.moves)) == chess.Board(position.fen).legal_moves.count()
         move_table(position)
+
+
+def test_a_game_that_its_random_opening_ends_has_no_rows():
+    """Fool's mate after four of five half-moves: it ended the making of a set after 22,000 positions."""
+    options = Options(seed=1, nodes=1, test_nodes=1, random=0.1, splits={"train": 1})
+    assert tabled_game(1682, None, options) == []  # type: ignore[arg-type]

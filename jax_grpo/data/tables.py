@@ -60,7 +60,8 @@ def tabled_game(game: int, engine: chess.engine.SimpleEngine, options: Options) 
     rng = random.Random(f"tables/{options.seed}/{game}")
     deep = split_of_game(game, options) == "test"
     board = chess.Board()
-    for _ in range(rng.randint(1, OPENING_PLIES)):
+    opening = rng.randint(1, OPENING_PLIES)
+    while len(board.move_stack) < opening and not board.is_checkmate():  # which five random half-moves can be
         board.push(random_move(board, rng))
     rows = []
     while ending(board, "claimed") is None and len(board.move_stack) < MAX_PLIES:
