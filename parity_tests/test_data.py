@@ -55,11 +55,15 @@ def _command(*words):
 # Killing ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["arbiter", pytest.param("selfplay", marks=[needs_engine, pytest.mark.slow])])
+ENGINES_SETS = [pytest.param(kind, marks=[needs_engine, pytest.mark.slow]) for kind in ("selfplay", "tables")]
+
+
+@pytest.mark.parametrize("kind", ["arbiter", *ENGINES_SETS])
 def test_killed_at_any_moment_and_restarted_ends_with_the_same_files(kind, tmp_path):
     words = {
         "arbiter": ["arbiter", "--count", 1500, "--shard-rows", 100, "--processes", 1],
         "selfplay": ["selfplay", "--count", 600, "--heldout", 60, "--nodes", 300, "--shard-rows", 40],
+        "tables": ["tables", "--count", 300, "--heldout", 60, "--test", 60, "--nodes", 200, "--shard-rows", 40],
     }[kind]
     subprocess.run(
         _command(*words, "--out", tmp_path / "whole"), check=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL
@@ -104,7 +108,7 @@ def test_interrupted_between_any_two_writes_the_rows_are_those_of_an_undisturbed
     def run(out):
         out.mkdir(exist_ok=True)
         unbounded = {"train": None, "heldout": None}
-        *_, done = write_shards(out, source, lambda key: "heldout" if key[-1] == "7" else "train", unbounded, 10)
+        *_, done = write_shards(out, source, lambda key, row: "heldout" if key[-1] == "7" else "train", unbounded, 10)
         return done
 
     class Cut(BaseException):

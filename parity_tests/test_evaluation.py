@@ -27,11 +27,11 @@ from jax_grpo.model.named import find_tokenizer, load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import WeightsError
 from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.positions.values import win_probability
 from jax_grpo.rollout.texts import Generator
 from jax_grpo.sft.__main__ import policy_row
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.environment import judge, next_state
-from jax_grpo.tasks.policy import win_probability
 
 POSITIONS = read_packaged("heldout")[:60]
 

@@ -16,11 +16,11 @@ from jax_grpo.config.sections import EngineConfig, Mixture, TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.positions.random_play import random_positions
+from jax_grpo.positions.values import win_probability
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import Position, UnknownComponent, total_reward
 from jax_grpo.tasks.engine import EngineError, EnginePool
 from jax_grpo.tasks.environment import edit_distance, next_state
-from jax_grpo.tasks.policy import win_probability
 from jax_grpo.tasks.stop import SEEKING, SPACES, environment_stop, policy_stop, word_stop
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")

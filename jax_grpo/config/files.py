@@ -7,6 +7,7 @@ Knows what the folders that hold weights look like from outside, and where the p
 from pathlib import Path
 
 from jax_grpo.config.loading import ConfigError, did_you_mean
+from jax_grpo.config.sections import BUILT_IN_SOURCES
 
 PACKAGED_MODELS = Path(__file__).parents[1] / "assets" / "models"
 PACKAGED = "packaged:"
@@ -56,10 +57,10 @@ def require_weights(weights: str | None) -> None:
 def require_source(source: str, key: str = "prompts.source") -> None:
     """Refuses, with a ConfigError, positions of neither a known name, nor a file, nor a data set's folder."""
     path = Path(source)
-    if source not in ("packaged", "selfplay") and not path.is_file() and not (path / "provenance.json").is_file():
-        hint = did_you_mean(source, ["packaged", "selfplay", *map(str, Path(source).parent.glob("*.*"))])
+    if source not in BUILT_IN_SOURCES and not path.is_file() and not (path / "provenance.json").is_file():
+        hint = did_you_mean(source, [*BUILT_IN_SOURCES, *map(str, Path(source).parent.glob("*.*"))])
         raise ConfigError(
-            f"{key} is {source!r}: no such file; expected packaged, selfplay, a .jsonl, .csv, .parquet, .pgn "
+            f"{key} is {source!r}: no such file; expected {', '.join(BUILT_IN_SOURCES)}, a .jsonl, .csv, .parquet, .pgn "
             f"or .txt file, or a folder made by `python -m jax_grpo.data`.{hint}"
         )
 

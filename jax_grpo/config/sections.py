@@ -12,6 +12,8 @@ import pydantic
 from pydantic import Field
 
 Dtype = Literal["float32", "bfloat16", "float64"]
+MOST_LEGAL_MOVES = 218  # of any chess position (Petrovic 1964)
+BUILT_IN_SOURCES = ("packaged", "packaged:tables", "selfplay")  # of positions; every other one is a file or a folder
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # jitted programs take it as an int32
@@ -163,6 +165,11 @@ class TaskConfig(Section):
                 f"task.engine.multipv is {self.engine.multipv}; expected at least 5: top_five and the five candidates are "
                 "compared with the engine's first five moves"
             )
+        if self.engine is not None and self.engine.multipv < MOST_LEGAL_MOVES and self._asks_for_values():
+            yield (
+                f"task.engine.multipv is {self.engine.multipv} and the rewards have `value`, of every legal move; expected at "
+                f"least {MOST_LEGAL_MOVES}, the most that a position can have"
+            )
         if (self.name == "mixed") != (self.mixture is not None):
             yield (
                 f"task.name is {self.name} and task.mixture is {'given' if self.mixture else 'null'}: mixed needs a mixture, "
@@ -171,12 +178,18 @@ class TaskConfig(Section):
         if self.mixture is not None and self.rewards is not None:
             yield "task.rewards is of one task; in a mixture set task.mixture.<task>.rewards"
 
+    def _asks_for_values(self) -> bool:
+        """Whether moves are rewarded by a table of the position's legal moves."""
+        policy = self.mixture.policy if self.mixture else self if self.name == "policy" else None
+        return policy is not None and "value" in (policy.rewards or {})
+
 
 class PromptsConfig(Section):
     """Where positions come from and how many prompts an iteration has."""
 
     source: str = "packaged"
-    """`packaged`, `selfplay`, a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`."""
+    """`packaged`, `packaged:tables` (every legal move has its value), `selfplay`, a file (.jsonl, .csv, .parquet, .pgn, RookWorld
+    text rows .txt), or a folder of `jax_grpo.data`."""
     format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
     """`auto`: by the file's suffix."""
     split: Literal["train", "heldout", "all"] = "train"

@@ -1,5 +1,6 @@
-"""Command line of the data sets: `python -m jax_grpo.data selfplay|label|arbiter|mates|labels`. Owns options, progress and locks.
+"""Command line of the data sets: `python -m jax_grpo.data selfplay|tables|label|arbiter|mates|labels`.
 
+Owns options, progress and locks.
 The command that made the packaged positions, `python -m jax_grpo.data --out positions ...`, means `selfplay`.
 """
 
@@ -22,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_grpo.config.sections import EngineConfig
-from jax_grpo.data import arbiter, black_labels, files, selfplay
-from jax_grpo.data.shards import SPLITS, Source, write_shards
+from jax_grpo.data import arbiter, black_labels, files, selfplay, tables
+from jax_grpo.data.shards import SPLITS, Source, Split, write_shards
 from jax_grpo.positions import sets
 from jax_grpo.positions.checked_files import packaged_table
 from jax_grpo.positions.files import PositionFileError, text_rows
@@ -35,7 +36,6 @@ from jax_grpo.system.whole_files import file_hash, lock
 from jax_grpo.tasks.engine import EngineError, EnginePool, engine_name, find_engine
 
 REPORT_S = 10  # seconds between lines of progress where there is no terminal
-Split = Callable[[str], str]  # of a row's key
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def _write(
     return rows
 
 
-def _split_of(key: str, heldout: int, count: int) -> str:
+def _split_of(key: str, row: Mapping[str, Any], heldout: int, count: int) -> str:
     """Split of a key by its position alone: an arbiter row's goes on with its move, and one position has one split."""
     return "heldout" if is_heldout(" ".join(key.split()[:4]), heldout, count) else "train"
 
@@ -104,6 +104,13 @@ def _selfplay(args: argparse.Namespace, command: str) -> None:
     source = selfplay.source(find_engine(args.engine, "--engine"), args.seed, args.nodes, args.processes)
     split_of = functools.partial(_split_of, heldout=args.heldout, count=args.count)
     _make(args, source, split_of, {"train": args.count, "heldout": args.heldout}, command)
+
+
+def _tables(args: argparse.Namespace, command: str) -> None:
+    wanted = {"train": args.count, "heldout": args.heldout, "test": args.test}
+    options = tables.Options(args.seed, args.nodes, args.test_nodes, args.random, wanted)
+    source = tables.source(find_engine(args.engine, "--engine"), options, args.processes)
+    _make(args, source, lambda key, row: tables.split_of_game(row["game"], options), wanted, command)
 
 
 def _by_share(args: argparse.Namespace) -> tuple[Split, dict[str, int | None]]:
@@ -204,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
             option("--out", type=Path, required=True, help="folder, or with `mates` file, to write")
             option("--count", type=_positive, default=count, help=f"rows ({count or 'until the file ends'})")
             option("--seed", type=int, default=1, help="of everything random (1)")
-        if name in ("selfplay", "label", "arbiter"):
+        if name in ("selfplay", "tables", "label", "arbiter"):
             option("--shard-rows", type=_positive, default=5000, help="rows of a Parquet file, about (5000)")
         if name in ("label", "arbiter"):
             option("--heldout-share", type=_share, default=FILE_SHARE, help="share of positions held out (0.1)")
@@ -212,6 +219,11 @@ def _parser() -> argparse.ArgumentParser:
 
     option = command("selfplay", _selfplay, "positions of games against itself, labelled by Stockfish", 3000, 24_000)
     option("--heldout", type=_count, default=2000, help="held-out positions, beside --count (2000)")
+    option = command("tables", _tables, "positions of sane games with the value of every legal move", 5000, 20_000)
+    option("--heldout", type=_count, default=2000, help="positions to choose settings by, beside --count (2000)")
+    option("--test", type=_count, default=2000, help="positions of the last split, for what is published (2000)")
+    option("--test-nodes", type=_positive, default=15_000, help="search nodes of those (15000)")
+    option("--random", type=_share, default=0.1, help="share of random moves in the games (0.1)")
     option = command("label", _label, "positions of a file, labelled by Stockfish where it has no labels", 3000, None)
     option("file", type=_file, help=".pgn, .csv (Lichess puzzles too), .jsonl, .parquet, .txt (RookWorld)")
     option = command("arbiter", _arbiter, "the environment task's rows, from games", None, None)

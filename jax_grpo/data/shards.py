@@ -6,7 +6,7 @@ keys back and goes on from there, so a killed run and an undisturbed one end wit
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,8 +18,11 @@ from jax_grpo.positions.sets import DataError
 from jax_grpo.positions.table import batched, read_parquet
 from jax_grpo.system.whole_files import UNFINISHED, file_hash, written_whole
 
-SPLITS = ("heldout", "train")  # written in this order: a shard counts once its train file is there
+SPLITS = ("heldout", "train")  # of most sets; tables have `test` besides
 Item = TypeVar("Item")
+
+
+Split = Callable[[str, Mapping[str, Any]], str]  # of a row, by its key or by what it says
 
 
 class Source(NamedTuple):
@@ -62,44 +65,45 @@ class Progress(NamedTuple):
 
 
 def write_shards(
-    out: Path, source: Source, split_of: Callable[[str], str], wanted: Mapping[str, int | None], shard_rows: int
+    out: Path, source: Source, split_of: Split, wanted: Mapping[str, int | None], shard_rows: int
 ) -> Generator[Progress]:
     """Begins or continues the shards in `out`, until each split has the rows wanted (None: no bound) or the source ends.
 
-    A shard is written after the batch that reaches `shard_rows`, so shards do not depend on interruptions; `split_of` is of a
-    row's key. Yields where it stands, before the first batch and after every one.
+    A shard is written after the batch that reaches `shard_rows`, so shards do not depend on interruptions. Yields where it
+    stands, before the first batch and after every one.
 
     Raises:
         DataError: a shard there is damaged or of other columns.
         OSError: the disk is full or cannot be written; no shard is half there then.
     """
     seen: set[int] = set()
-    rows, number, batch, finished = _restore(out, source, seen)
+    splits = sorted(wanted, key="train".__eq__)  # train is written last: a shard counts once its train file is there
+    rows, number, batch, finished = _restore(out, source, splits, seen)
     duplicates = 0
     yield Progress(rows, duplicates, finished)
-    pending: dict[str, list[dict]] = {split: [] for split in SPLITS}
+    pending: dict[str, list[dict]] = {split: [] for split in splits}
     with contextlib.closing(source.batches(batch)) as batches:
         while not finished:
             new = next(batches, None)
             batch += 1
             for row in new or ():
                 key = source.key(row)
-                mark, split = digest(key), split_of(key)
+                mark, split = digest(key), split_of(key, row)
                 if mark in seen:
                     duplicates += 1
                 elif (bound := wanted[split]) is None or rows[split] < bound:
                     seen.add(mark)
                     pending[split].append(row)
                     rows[split] += 1
-            finished = new is None or all(rows[split] == wanted[split] for split in SPLITS)
+            finished = new is None or all(rows[split] == wanted[split] for split in splits)
             if finished or sum(map(len, pending.values())) >= shard_rows:
                 schema = source.schema.with_metadata({"next_batch": str(batch), "finished": str(int(finished))})
-                for split in SPLITS:
+                for split in splits:
                     if split == "train" or pending[split]:
                         with written_whole(_shard(out, split, number), durable=True) as working:
                             table = pa.Table.from_pylist(pending[split], schema)
                             pq.write_table(table, working, compression="zstd", compression_level=19)
-                pending = {split: [] for split in SPLITS}
+                pending = {split: [] for split in splits}
                 number += 1
             yield Progress(rows, duplicates, finished)
 
@@ -108,17 +112,17 @@ def _shard(out: Path, split: str, number: int) -> Path:
     return out / f"{split}-{number:05d}.parquet"
 
 
-def _restore(out: Path, source: Source, seen: set[int]) -> tuple[dict[str, int], int, int, bool]:
+def _restore(out: Path, source: Source, splits: Sequence[str], seen: set[int]) -> tuple[dict[str, int], int, int, bool]:
     """What the finished shards in `out` say: rows by split, their number, the next batch, and whether it is the end.
 
     Digests of their keys are added to `seen`; what a killed writer left unfinished is removed.
     """
-    rows: dict[str, int] = dict.fromkeys(SPLITS, 0)
+    rows: dict[str, int] = dict.fromkeys(splits, 0)
     number, batch, finished = 0, 0, False
     for leftover in out.glob(f"*{UNFINISHED}"):
         leftover.unlink()
     while _shard(out, "train", number).is_file():
-        for split in SPLITS:
+        for split in splits:
             if (path := _shard(out, split, number)).is_file():
                 table = _read(path, source.schema)
                 seen.update(digest(source.key(row)) for row in table.to_pylist())

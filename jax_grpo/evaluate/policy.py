@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_grpo.config.sections import TaskConfig
+from jax_grpo.positions.values import win_probability
 from jax_grpo.tasks import policy
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.environment import plain_number
-from jax_grpo.tasks.policy import CANDIDATES, Answer, PolicyTask, win_probability
+from jax_grpo.tasks.policy import CANDIDATES, Answer, PolicyTask
 
 STYLES = ("full", "best_move")  # the whole row after `M:`; one move after `B:`
 PAWNS_CAP = 10.0  # evaluations beyond +-10 pawns count as 10: a mate would outweigh every other move in a mean

@@ -22,24 +22,25 @@ from jax_grpo.positions.files import open_positions
 from jax_grpo.positions.table import KEY, SCHEMA, PositionTable, read_parquet, to_columns
 from jax_grpo.system.whole_files import file_hash, written_whole
 
-PACKAGED = Path(__file__).parents[1] / "assets" / "positions"
+ASSETS = Path(__file__).parents[1] / "assets"
+PACKAGED = ASSETS / "positions"
 CHECKER = 1  # raised when `positions.files` accepts other rows than before, or reads them otherwise
 LARGEST = 2 * 10**9  # bytes of positions stored; beyond them what was used longest ago goes
 
 
-def packaged_table(split: str) -> PositionTable:
-    """The repository's labelled positions, `train` or `heldout`; checked only if the file is not the one that was shipped."""
-    path = PACKAGED / f"{split}.parquet"
+def packaged_table(split: str, name: str = "positions") -> PositionTable:
+    """A split of the repository's labelled `positions` or `tables`; checked only if the file is not the one that was shipped."""
+    path = ASSETS / name / f"{split}.parquet"
     content = file_hash(path)
-    if content != shipped()[split]:
+    if content != shipped(name)[split]:
         return checked_table(path, "parquet", None)
     return PositionTable(read_parquet(path), f"sha256:{content}")
 
 
 @functools.cache
-def shipped() -> dict[str, str]:
+def shipped(name: str = "positions") -> dict[str, str]:
     """SHA-256 of the packaged files by split; a test checks every row of the files with these hashes."""
-    return json.loads((PACKAGED / "provenance.json").read_text(encoding="utf-8"))["sha256"]
+    return json.loads((ASSETS / name / "provenance.json").read_text(encoding="utf-8"))["sha256"]
 
 
 def checked_table(path: Path, file_format: str, cache: Path | None) -> PositionTable:

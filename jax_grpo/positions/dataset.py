@@ -1,7 +1,7 @@
 """Positions to train on, their order, a pure function of (seed, step), so that a run can resume anywhere, and held-out ones.
 
-Sources: the packaged positions, seeded self-play, a file (`positions.files`), or a data set's folder (`data`), each with a
-training and a held-out split. Knows nothing of prompts' texts or models.
+Sources: the packaged positions and tables, seeded self-play, a file (`positions.files`), or a data set's folder (`data`), each
+with a training and a held-out split. Knows nothing of prompts' texts or models.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_grpo.config import Config
-from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.sections import BUILT_IN_SOURCES, PromptsConfig
 from jax_grpo.positions.checked_files import checked_table, packaged_table
 from jax_grpo.positions.files import PositionFileError
 from jax_grpo.positions.position import FILE_SHARE, SHARES, Position
@@ -23,10 +23,13 @@ from jax_grpo.positions.random_play import random_game
 from jax_grpo.positions.sets import read_set
 from jax_grpo.positions.table import PositionTable, joined, to_columns
 
+# What `prompts.source` calls the repository's positions, and where they lie.
+PACKAGED_SOURCES = {"packaged": "positions", "packaged:tables": "tables"}
 
-def read_packaged(split: str) -> list[Position]:
-    """The repository's labelled positions, `train` or `heldout`."""
-    return list(packaged_table(split))
+
+def read_packaged(split: str, source: str = "packaged") -> list[Position]:
+    """The repository's labelled positions: `train`, `heldout`, or the `test` split of `packaged:tables`."""
+    return list(packaged_table(split, PACKAGED_SOURCES[source]))
 
 
 def selfplay_positions(games: int, seed: int, split: str = "train") -> list[Position]:
@@ -50,8 +53,8 @@ def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -
 
     What was checked once is found again in the folder `cache` (`compilation_cache`); with None all is checked.
     """
-    if config.source == "packaged":
-        tables = [packaged_table(split) for split in ("train", "heldout") if config.split in (split, "all")]
+    if name := PACKAGED_SOURCES.get(config.source):
+        tables = [packaged_table(split, name) for split in ("train", "heldout") if config.split in (split, "all")]
         return joined(tables) if len(tables) > 1 else tables[0]
     if config.source == "selfplay":
         offset = 1_000_000_007 if config.split == "heldout" else 0  # other games for the held-out split
@@ -139,7 +142,7 @@ def heldout_positions(config: Config, training: PositionTable) -> Heldout | None
         return None
     asked: dict[str, object] = {"split": "heldout"}
     if source is not None:
-        file = source not in ("packaged", "selfplay") and not Path(source).is_dir()
+        file = source not in BUILT_IN_SOURCES and not Path(source).is_dir()
         asked = {"source": source, "format": "auto", "split": "all" if file else "heldout"}
     table = load_positions(config.prompts.model_copy(update=asked), config.seed + 1, config.compilation_cache)
     if source is None:

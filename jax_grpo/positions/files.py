@@ -2,6 +2,7 @@
 
 Columns: `fen` (required), and optionally `history`, `moves`, `evaluations` (lists; in CSV separated by spaces) and `best`.
 `moves` stand in the engine's order, best first; they are not sorted here (only RookWorld rows, which come shuffled, are).
+`game`, a number, says which positions are of one game.
 Arbiter rows have `fen`, `history`, `move`, `next_fen`, `reward`, `terminated` and `truncated`.
 """
 
@@ -85,7 +86,10 @@ def _position(row: Mapping[str, Any]) -> Position:
     best = row.get("best") or None
     rookworld.check_legal(moves if best is None else (*moves, str(best)), board, fen)
     move, next_state = (None, None) if row.get("next_fen") is None else _outcome(row, board, fen)
-    return Position(fen, history, moves, evaluations, best, move, next_state)
+    game = row.get("game")
+    if not isinstance(game, int | None):
+        raise RowError(f"game is {game!r}; expected its number")
+    return Position(fen, history, moves, evaluations, best, move, next_state, game)
 
 
 def _outcome(row: Mapping[str, Any], board: chess.Board, fen: str) -> tuple[str, str]:

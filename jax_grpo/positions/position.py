@@ -28,6 +28,8 @@ class Position:
     best: str | None = None  # the move a published row calls best, where it differs from `moves[0]` on purpose
     move: str | None = None  # the move whose outcome the environment task asks for; None: one is drawn
     next_state: str | None = None  # given with `move`: the answer, `<new FEN>+<reward>+<terminated>+<truncated>`
+    # The one it was played in: positions of a game share luck. Not in `repr`, which old checkpoints identify data by.
+    game: int | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # Some 1,900 moves can be written: one string for each, not fifteen for every position of a data set.

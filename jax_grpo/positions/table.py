@@ -20,6 +20,7 @@ MOVES = pa.list_(pa.string())
 SCHEMA = pa.schema(
     {"fen": pa.string(), "history": MOVES, "moves": MOVES, "evaluations": pa.list_(pa.float64())}
     | {name: pa.string() for name in ("best", "move", "next_state")}
+    | {"game": pa.int32()}
 )
 KEY = "key"  # `digest` of the position, where it is known
 Item = TypeVar("Item")

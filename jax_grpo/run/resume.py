@@ -13,6 +13,7 @@ from typing import Any
 
 from jax_grpo.config import Config
 from jax_grpo.config.loading import flat
+from jax_grpo.config.sections import BUILT_IN_SOURCES
 from jax_grpo.positions.files import FORMATS
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import Checkpoints, Origin, Say, load, newest_sound
@@ -128,7 +129,7 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
 def _trained_on_a_whole_file(before: Mapping[str, Any]) -> bool:
     """Whether a run's positions were a file's at a time when `prompts.split` did not apply to files."""
     source = before.get("prompts.source")
-    if "evaluation.source" in before or source in (None, "packaged", "selfplay"):
+    if "evaluation.source" in before or source in (None, *BUILT_IN_SOURCES):
         return False
     named = before.get("prompts.format", "auto") != "auto" or Path(source).suffix.lower() in FORMATS
     return named and not Path(source).is_dir()

@@ -6,7 +6,6 @@ published labels give Black the worst of the five (`best_for_black: last` reprod
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 from jax_grpo.config.sections import TaskConfig
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import UCI, legal_uci, policy_prompt
+from jax_grpo.positions.values import move_table, win_probability
 from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
@@ -29,6 +29,7 @@ WEIGHTS = {
     | {"best_move": 1.0, "quality": 0.5, "malformed": -1.0, "legal": 0.5},
     "best_move": {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5},
 }
+VALUE = "value"  # a component of runs that ask for it: it needs positions with every legal move's evaluation
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
 
@@ -55,14 +56,6 @@ def parse_answer(style: str, text: str) -> Answer:
     return Answer([], [], "", False)
 
 
-def win_probability(pawns: float) -> float:
-    """Expected score of an evaluation in pawns, in [0, 1]: 1 / (1 + exp(-0.368208 pawns)).
-
-    The curve fitted by Lichess to games of 2300-rated players (lichess.org/page/accuracy).
-    """
-    return 1 / (1 + math.exp(-0.368208 * max(-50.0, min(50.0, pawns))))
-
-
 class PolicyTask(Task):
     """See the module. Unlabelled positions need `task.engine`.
 
@@ -72,13 +65,20 @@ class PolicyTask(Task):
         one move, is among the engine's first five.  evaluation: 1 - mean win-probability error of candidates with a label.
         best_move: the move is the engine's first.  quality: win probability of the move over the best one's; 0 for a legal
         move that is neither labelled nor analysed.  legal: the (best) move is legal.  malformed: no move was found.
+        value, where `task.rewards` names it: w(move) - w(best), in [-1, 0], of the win probabilities of all legal moves; what is
+        no legal move counts as the worst of them.
+
+    Raises:
+        NotATable: `value` is asked for and a position lacks a legal move's evaluation.
     """
 
     name = "policy"
 
     def __init__(self, config: TaskConfig):
         self._style, self._best_for_black = config.prompt_style, config.best_for_black
-        self.component_weights = with_overrides(self.name, WEIGHTS[self._style], config.rewards)
+        self._values = VALUE in (config.rewards or {})
+        weights = WEIGHTS[self._style] | ({VALUE: 0.0} if self._values else {})
+        self.component_weights = with_overrides(self.name, weights, config.rewards)
         self.stop_rule = policy_stop()
         self._engine = EnginePool(config.engine) if config.engine else None
 
@@ -87,6 +87,8 @@ class PolicyTask(Task):
             self._engine.close()
 
     def prompt(self, position: Position, seed: int) -> Prompt:
+        if self._values and self._engine is None:
+            move_table(position)  # before anything is generated
         field, start_state = ASKED[self._style]
         return Prompt(policy_prompt(position.fen, field), start_state, position)
 
@@ -105,7 +107,7 @@ class PolicyTask(Task):
     def _labelled(self, prompts: Sequence[Prompt]) -> list[Position]:
         positions = [prompt.position for prompt in prompts if prompt.position is not None]
         assert len(positions) == len(prompts), "policy prompts carry their position"
-        return labelled(positions, self._engine)
+        return labelled(positions, self._engine, whole=self._values)
 
     def _row(self, position: Position, answer: Answer, pawns: float | None) -> dict[str, float]:
         legal = legal_moves(position.fen)
@@ -121,6 +123,8 @@ class PolicyTask(Task):
         if pawns is not None and answer.best in legal and position.evaluations:
             top = win_probability(max(position.evaluations))
             row["quality"] = min(win_probability(pawns) / max(top, 1e-3), 1.0)
+        if self._values:
+            row[VALUE] = -move_table(position).loss(answer.best)
         if self._style == "best_move":
             return row | {"parseable": 1 - row["malformed"], "top_five": float(answer.best in first)}
         moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
@@ -144,13 +148,16 @@ class PolicyTask(Task):
         }
 
 
-def labelled(positions: Sequence[Position], engine: EnginePool | None) -> list[Position]:
-    """The positions; those without labels get the engine's, when there is one."""
+def labelled(positions: Sequence[Position], engine: EnginePool | None, *, whole: bool = False) -> list[Position]:
+    """The positions; those without labels get the engine's, when there is one; with `whole`, those that lack a legal move's."""
     if engine is None:
         return list(positions)
-    analyses = engine.by_fen(p.fen for p in positions if not p.moves)
+    lacking = [len(p.moves) < (len(legal_moves(p.fen)) if whole else 1) for p in positions]
+    analyses = engine.by_fen(p.fen for p, lacks in zip(positions, lacking, strict=True) if lacks)
     labels = {fen: {"moves": analysis.moves, "evaluations": analysis.evaluations} for fen, analysis in analyses.items()}
-    return [p if p.moves else dataclasses.replace(p, **labels[p.fen]) for p in positions]
+    return [
+        dataclasses.replace(p, **labels[p.fen]) if lacks else p for p, lacks in zip(positions, lacking, strict=True)
+    ]
 
 
 def move_values(positions: Sequence[Position], moves: Sequence[str], engine: EnginePool | None) -> list[float | None]:
