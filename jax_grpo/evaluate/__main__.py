@@ -120,7 +120,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     option("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
     option("--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)")
     option("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
-    option("--endgames", type=_count, default=200, metavar="N", help="games of each ending (default: 200)")
+    option("--endgames", type=_count, default=100, metavar="N", help="games of each ending (default: 100)")
     option("--temperature", type=_positive, default=1.0, metavar="T", help="when sampled (default: 1)")
     option("--engine", metavar="PATH", help="Stockfish (a path, or `stockfish`) to score moves without a label")
     option("--nodes", type=_count, default=3000, metavar="N", help="the engine's limit (default: 3000)")

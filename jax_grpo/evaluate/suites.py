@@ -38,7 +38,7 @@ class Data:
     half_moves: int  # the model's most in one game
     seed: int  # of sampling, openings and resampling
     engine: EnginePool | None = None  # scores moves without a label; None: they are not scored
-    endgames: int = 200  # games of each ending
+    endgames: int = 100  # games of each ending
 
 
 @dataclasses.dataclass
