@@ -2,15 +2,19 @@
 
 import io
 import random
+import signal
 from collections import Counter
+from pathlib import Path
 
 import chess
 import chess.pgn
 import numpy as np
 import pytest
+from conftest import PATIENCE_S
 from conftest import config as tiny_config
+from short_runs import finish, require_same_run, signal_after, start
 
-from jax_grpo.config import ConfigError
+from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.files import require_source
 from jax_grpo.config.sections import PromptsConfig, TaskConfig
 from jax_grpo.evaluate import endgame
@@ -21,9 +25,13 @@ from jax_grpo.positions.position import Position
 from jax_grpo.positions.values import NotATable, moves_lost
 from jax_grpo.positions.won_endings import drawn, squares_of, won_position
 from jax_grpo.tasks.policy import PolicyTask, legal_moves
+from jax_grpo.trainer import Trainer
+from torch_ref.options import Options
+from torch_ref.train import Trainer as TorchTrainer
 
 MEN = ("KRK", "KQK")
 SOURCE = "endings:KRK,KQK"
+ROOT = Path(__file__).parents[1]
 
 
 def board_of(men: str, squares, turn: chess.Color, strong: chess.Color = chess.WHITE) -> chess.Board:
@@ -91,8 +99,12 @@ def test_python_chess_agrees_on_a_sample_of_all_placements(men):
 @pytest.mark.slow
 @pytest.mark.parametrize("men", MEN)
 def test_python_chess_agrees_on_every_placement(men):
-    for king, piece, weak in np.ndindex(64, 64, 64):
-        judge(men, (king, piece, weak))
+    """On one of each class, and the tables are alike on all of a class."""
+    classes, table = symmetry_classes().reshape(-1), ending(men)
+    for found in (table.mates_in_KPW.reshape(-1), table.mated_in_KPW.reshape(-1)):
+        np.testing.assert_array_equal(found, found[classes])  # a class is named by its least member
+    for number in np.unique(classes).tolist():
+        judge(men, (*divmod(number // 64, 64), number % 64))
 
 
 def test_turned_and_mirrored_positions_are_one_class_and_one_split():
@@ -269,3 +281,35 @@ def test_the_suite_asks_all_games_at_once_and_its_games_are_pgn_that_reads_back(
         longest = max(games, key=lambda game: game.mate_in)
         assert read is not None and list(read.mainline_moves()) == longest.board.move_stack, key
         assert read.headers["White" if longest.strong else "Black"] == "a model"
+
+
+@pytest.mark.slow
+def test_a_killed_run_on_endings_ends_as_an_unbroken_one_and_other_endings_are_refused(tmp_path):
+    options = ["--prompts.source", "endings:KRK", "--task.rewards", "{technique: 1, legal: 0.1}"]
+    finish(start(tmp_path, "whole", *options))
+    signal_after(process := start(tmp_path, "cut", *options), tmp_path / "cut", 5, signal.SIGKILL)
+    process.wait(PATIENCE_S)
+    other = start(tmp_path, "cut", *options, "--resume", "auto", "--prompts.source", "endings:KQK")
+    output = other.communicate(timeout=PATIENCE_S)[0]
+    assert other.returncode == 1 and "prompts.source holds something else than when" in output, output
+    finish(start(tmp_path, "cut", *options, "--resume", "auto"))
+    require_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_both_implementations_reward_endings_alone_and_in_a_mixture(tmp_path):
+    small = ["--prompts.per_iteration", "6", "--rollout.group_size", "2", "--update.warmup_steps", "0"]
+    small += ["--iterations", "2", "--prompts.source", SOURCE, "--evaluation.positions", "0"]
+    mixed = ["--task.mixture.policy.rewards", "{technique: 1.0}"]
+    for file, name, more in (("endgame", "technique", []), ("quickstart_mixed", "policy/technique", mixed)):
+        config = load_config(str(ROOT / "configs" / f"{file}.yaml"), [*small, *more])
+        ours, scored, _ = Trainer(config).iterate(0)
+        theirs = TorchTrainer(config, Options()).iterate(0)[0]
+        for metrics in (ours, theirs):
+            assert 0 <= metrics[f"reward/{name}/mean"] <= 1
+        own = PolicyTask(TaskConfig(prompt_style="best_move", rewards={"technique": 1.0}))
+        asked = [
+            (p, text) for p, text in zip(scored.prompts, scored.completions, strict=True) if p.task in ("", "policy")
+        ]
+        alone = own.score(*map(list, zip(*asked, strict=True)))["technique"]
+        assert ours[f"reward/{name}/mean"] == pytest.approx(alone.mean(), rel=1e-5)

@@ -1,11 +1,12 @@
 """Won positions of the endings as `Position`s with every legal move's exact value, and the draws that sets of them are made by.
 
-A set is spread evenly over the distances to mate: a game that is won in 16 moves meets each distance once on its way, while of
-all positions more than half lie within four moves of the middle. Knows nothing of what is asked about them.
+A set is spread evenly over the distances to mate: a game that is won in 16 moves meets each distance once on its way, while
+three quarters of all positions with a rook lie between 8 and 14 moves. Knows nothing of what is asked about them.
 """
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 
 import chess
@@ -51,17 +52,8 @@ def won_position(men: str, squares: Sequence[int], strong: chess.Color, played: 
 
 def _placement(men_on: dict[int, str]) -> str:
     """First field of the FEN."""
-    ranks = []
-    for rank in range(7, -1, -1):
-        text, empty = "", 0
-        for square in range(8 * rank, 8 * rank + 8):
-            if (man := men_on.get(square)) is None:
-                empty += 1
-                continue
-            text += (str(empty) if empty else "") + man
-            empty = 0
-        ranks.append(text + (str(empty) if empty else ""))
-    return "/".join(ranks)
+    ranks = ["".join(men_on.get(8 * rank + file, "1") for file in range(8)) for rank in range(7, -1, -1)]
+    return re.sub("1+", lambda empty: str(len(empty[0])), "/".join(ranks))
 
 
 def drawn(men: str, split: str, count: int, seed: int) -> list[tuple[tuple[int, int, int], chess.Color]]:
@@ -87,7 +79,7 @@ def won_positions(endings: Sequence[str], split: str) -> Iterator[Position]:
     """The positions of `ROWS` of a split: the endings take turns. How long each game has lasted is random.
 
     A game's prompts show its clock, so that a model that had only seen fresh games would meet unknown texts in its second move.
-    The clock leaves time for the mate: the values are exact under the fifty-move rule too.
+    The clock leaves time for the shortest mate: every position is won under the fifty-move rule too.
     """
     count = ROWS[split] // len(endings)
     shares = np.random.default_rng((SEEDS[split], len(endings))).random((count, len(endings)))
