@@ -13,7 +13,8 @@ from pydantic import Field
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 MOST_LEGAL_MOVES = 218  # of any chess position (Petrovic 1964)
-BUILT_IN_SOURCES = ("packaged", "packaged:tables", "selfplay")  # of positions; every other one is a file or a folder
+ENDINGS = ("endings:KRK", "endings:KQK", "endings:KRK,KQK")  # sources of won endings with exact tables
+BUILT_IN_SOURCES = ("packaged", "packaged:tables", "selfplay", *ENDINGS)  # every other one is a file or a folder
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # jitted programs take it as an int32
@@ -188,8 +189,8 @@ class PromptsConfig(Section):
     """Where positions come from and how many prompts an iteration has."""
 
     source: str = "packaged"
-    """`packaged`, `packaged:tables` (every legal move has its value), `selfplay`, a file (.jsonl, .csv, .parquet, .pgn, RookWorld
-    text rows .txt), or a folder of `jax_grpo.data`."""
+    """`packaged`, `packaged:tables` (every legal move has its value), `selfplay`, `endings:KRK,KQK` or one of the two (won, every
+    legal move exact), a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`."""
     format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
     """`auto`: by the file's suffix."""
     split: Literal["train", "heldout", "all"] = "train"

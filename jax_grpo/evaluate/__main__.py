@@ -15,10 +15,10 @@ from pathlib import Path
 
 from jax_grpo.config.files import require_weights, weights_directory
 from jax_grpo.config.sections import EngineConfig
-from jax_grpo.evaluate import tables
+from jax_grpo.evaluate import endgame, tables
 from jax_grpo.evaluate.mates import PACKAGED_MATES, Mate, read_mates
 from jax_grpo.evaluate.selfplay import pgn
-from jax_grpo.evaluate.suites import SUITES, BeginPart, Data, Results, our_generators, run_suites
+from jax_grpo.evaluate.suites import MODES, SUITES, BeginPart, Data, Results, our_generators, run_suites
 from jax_grpo.model.named import describe_model, load_named
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.positions.files import read_positions
@@ -48,6 +48,14 @@ def evaluate(
             key: {"half_moves": [game.legal for game in games], "ended": [game.ended for game in games]}
             for key, games in results.games.items()
         },
+        "endgames": {
+            key: {
+                "mate_in": [g.mate_in for g in games],
+                "moves": [g.moves for g in games],
+                "ended": [g.ended for g in games],
+            }
+            for key, games in results.endgames.items()
+        },
         "published": tables.published_figures(weights, settings),
     }
     return report, results
@@ -63,6 +71,8 @@ def _describe(data: Data, suites: Sequence[str]) -> dict[str, str]:
         out["mates"] = _counted(data.mates)
     if "selfplay" in suites:
         out["self-play"] = f"{data.games} games of each kind, at most {data.half_moves} half-moves of the model"
+    if "endgame" in suites:
+        out["endgames"] = f"{data.endgames} won positions of each ending, classes of the test split; a perfect defender"
     return out
 
 
@@ -81,6 +91,11 @@ def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]
     if results.games:
         named = {key.replace("_", " ").replace("/", ", "): games for key, games in results.games.items()}
         texts["selfplay.pgn"] = pgn(named, name)
+    if results.endgames:
+        named = {
+            key.replace("/", ", "): games for key, games in results.endgames.items() if key.partition("/")[2] in MODES
+        }
+        texts["endgame.pgn"] = endgame.pgn(named, name)
     return _write(texts, folder) + save_pictures(results, data, name, folder)
 
 
@@ -105,6 +120,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     option("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
     option("--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)")
     option("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
+    option("--endgames", type=_count, default=100, metavar="N", help="games of each ending (default: 100)")
     option("--temperature", type=_positive, default=1.0, metavar="T", help="when sampled (default: 1)")
     option("--engine", metavar="PATH", help="Stockfish (a path, or `stockfish`) to score moves without a label")
     option("--nodes", type=_count, default=3000, metavar="N", help="the engine's limit (default: 3000)")
@@ -152,7 +168,7 @@ def run(arguments: argparse.Namespace) -> list[Path]:
             positions = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
         mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
         asked = positions[: arguments.positions]
-        data = Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
+        data = Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine, arguments.endgames)
         steps = cleanup.enter_context(timed_parts())
         report, results = evaluate(arguments.weights, suites, data, arguments.temperature, steps)
         return save(report, results, data, arguments.out)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jax_grpo.config.sections import TaskConfig
+from jax_grpo.evaluate import endgame
 from jax_grpo.evaluate.mates import Mate, mate_rows
 from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
 from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
@@ -37,15 +38,17 @@ class Data:
     half_moves: int  # the model's most in one game
     seed: int  # of sampling, openings and resampling
     engine: EnginePool | None = None  # scores moves without a label; None: they are not scored
+    endgames: int = 100  # games of each ending
 
 
 @dataclasses.dataclass
 class Results:
-    """Estimates by `suite/part/mode/group/name`, the self-play games by set, and the greedy moves of the positions."""
+    """Estimates by `suite/part/mode/group/name`, the games by set, and the greedy moves of the positions."""
 
     estimates: dict[str, Estimate] = dataclasses.field(default_factory=dict)
     games: dict[str, list[Game]] = dataclasses.field(default_factory=dict)
     moves: dict[str, str] = dataclasses.field(default_factory=dict)
+    endgames: dict[str, list[endgame.Ending]] = dataclasses.field(default_factory=dict)
 
     def add(self, prefix: str, estimates: Mapping[str, Estimate]) -> None:
         self.estimates |= {f"{prefix}/{path}": estimate for path, estimate in estimates.items()}
@@ -123,4 +126,25 @@ def _selfplay(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
             results.games[f"{part}/{mode}"] = games
 
 
-SUITES = {"policy": _policy, "environment": _environment, "mates": _mates, "selfplay": _selfplay}
+def _endgame(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    task = policy_task("best_move")
+    players = {mode: endgame.model(task, ask("best_move", mode)) for mode in MODES}
+    players |= {"random_legal": endgame.random_legal(data.seed), "perfect": endgame.perfect}
+    for men in endgame.ENDINGS:
+        for player, attack in players.items():
+            games = endgame.starts(men, data.endgames, data.seed)
+            endgame.play(games, attack, data.seed, steps(f"endgame, {men}, {player}", endgame.LONGEST))
+            found = endgame.estimates(games)
+            if player not in MODES:
+                found = {path: estimate for path, estimate in found.items() if path.startswith("all/")}
+            results.add(f"endgame/{men}/{player}", found)
+            results.endgames[f"{men}/{player}"] = games
+
+
+SUITES = {
+    "policy": _policy,
+    "environment": _environment,
+    "mates": _mates,
+    "selfplay": _selfplay,
+    "endgame": _endgame,
+}

@@ -50,9 +50,16 @@ SUITES = {  # by suite: name in evaluation.json, and words
         "ended_environment_refused": "ended: legal move refused",
         "ended_environment_ended": "ended: game over claimed",
     },
+    "endgame": {
+        "mated": "mated within 50 moves",
+        "excess": "moves beyond the shortest mate (of those mated)",
+        "slipped": "piece lost or stalemate",
+        "illegal": "ended by an illegal move",
+        "unmated": "no mate in 50 moves",
+    },
 }
 # Shown as they are; every other number is a share, in percent.
-PLAIN = {"centipawn_loss", "evaluation_error", "reward_error", "half_moves", "exact_states"}
+PLAIN = {"centipawn_loss", "evaluation_error", "reward_error", "half_moves", "exact_states", "excess"}
 TITLES = {
     "policy/full": "Policy, whole row (`M:` … `B:`)",
     "policy/best_move": "Policy, one move (`B:`)",
@@ -61,6 +68,8 @@ TITLES = {
     "mates/best_move": "Mate in one, one move",
     "selfplay/own_environment": "Self-play, the model its own environment",
     "selfplay/python_chess": "Self-play on python-chess's board",
+    "endgame/KRK": "King and rook against a perfect defender",
+    "endgame/KQK": "King and queen against a perfect defender",
 }
 # What RookWorld's authors published of their 124M model: words, path in evaluation.json, percent.
 ROOKWORLD = (

@@ -1,7 +1,7 @@
 """Positions to train on, their order, a pure function of (seed, step), so that a run can resume anywhere, and held-out ones.
 
-Sources: the packaged positions and tables, seeded self-play, a file (`positions.files`), or a data set's folder (`data`), each
-with a training and a held-out split. Knows nothing of prompts' texts or models.
+Sources: the packaged positions and tables, seeded self-play, won endings, a file (`positions.files`), or a data set's folder
+(`data`), each with a training and a held-out split. Knows nothing of prompts' texts or models.
 """
 
 import hashlib
@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_grpo.config import Config
-from jax_grpo.config.sections import BUILT_IN_SOURCES, PromptsConfig
+from jax_grpo.config.sections import BUILT_IN_SOURCES, ENDINGS, PromptsConfig
 from jax_grpo.positions.checked_files import checked_table, packaged_table
 from jax_grpo.positions.files import PositionFileError
 from jax_grpo.positions.position import FILE_SHARE, SHARES, Position
 from jax_grpo.positions.random_play import random_game
 from jax_grpo.positions.sets import read_set
 from jax_grpo.positions.table import PositionTable, joined, to_columns
+from jax_grpo.positions.won_endings import endings_table
 
 # What `prompts.source` calls the repository's positions, and where they lie.
 PACKAGED_SOURCES = {"packaged": "positions", "packaged:tables": "tables"}
@@ -61,6 +62,8 @@ def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -
         positions = selfplay_positions(config.selfplay_games, seed + offset, config.split)
         content = hashlib.sha256("\n".join(position.fen for position in positions).encode()).hexdigest()
         return PositionTable(to_columns(positions, keyed=False), f"fens:{content}")
+    if config.source in ENDINGS:
+        return endings_table(config.source, config.split)
     path = Path(config.source)
     folder = None if cache is None else Path(cache).expanduser() / "positions"
     if path.is_dir():

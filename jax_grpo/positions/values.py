@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import chess
 
-from jax_grpo.positions.position import Position
+from jax_grpo.positions.position import MATE_PAWNS, Position
 from jax_grpo.positions.rookworld import legal_uci
 
 
@@ -48,3 +48,29 @@ def move_table(position: Position) -> MoveTable:
             f"{position.fen!r} has values for {len(wins)} moves and none for {missing[0]}; expected one for each legal move"
         )
     return MoveTable(wins, max(wins.values()), min(wins.values()))
+
+
+@functools.lru_cache(maxsize=65536)
+def moves_lost(position: Position) -> Mapping[str, int]:
+    """Of a won position with an exact table, by UCI of each move that still wins: moves to mate more than the shortest has.
+
+    Raises:
+        NotATable: an evaluation is neither a mate's nor 0, a legal move has none, or no move wins.
+    """
+    move_table(position)
+    mates_in: dict[str, int] = {}
+    for move, pawns in zip(position.moves, position.evaluations, strict=True):
+        if pawns > MATE_PAWNS - 1:
+            mates_in[move] = round(100 * (MATE_PAWNS - pawns))
+        elif pawns != 0:
+            raise _not_exact(position, f"{move} at {pawns:g} pawns")
+    if not mates_in:
+        raise _not_exact(position, "no move that wins")
+    return {move: mate_in - min(mates_in.values()) for move, mate_in in mates_in.items()}
+
+
+def _not_exact(position: Position, found: str) -> NotATable:
+    return NotATable(
+        f"{position.fen!r} has {found}; the component `technique` is of won positions with exact tables, a mate in n at 100 - "
+        "n/100 pawns and any other move at 0: take prompts.source endings:KRK,KQK"
+    )

@@ -16,7 +16,7 @@ import numpy as np
 from jax_grpo.config.sections import TaskConfig
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import UCI, legal_uci, policy_prompt
-from jax_grpo.positions.values import move_table, win_probability
+from jax_grpo.positions.values import move_table, moves_lost, win_probability
 from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
@@ -29,7 +29,9 @@ WEIGHTS = {
     | {"best_move": 1.0, "quality": 0.5, "malformed": -1.0, "legal": 0.5},
     "best_move": {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5},
 }
-VALUE = "value"  # a component of runs that ask for it: it needs positions with every legal move's evaluation
+# Components of runs that ask for them: they need positions with every legal move's evaluation, or exact ones.
+VALUE, TECHNIQUE = "value", "technique"
+KEPT = 0.7  # of `technique`'s reward, for each move by which the mate is put off
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
 
@@ -67,17 +69,20 @@ class PolicyTask(Task):
         move that is neither labelled nor analysed.  legal: the (best) move is legal.  malformed: no move was found.
         value, where `task.rewards` names it: w(move) - w(best), in [-1, 0], of the win probabilities of all legal moves; what is
         no legal move counts as the worst of them.
+        technique, where named: 0.7 ** (moves lost against the shortest mate), 0 for a move that lets the win slip or is none.
 
     Raises:
-        NotATable: `value` is asked for and a position lacks a legal move's evaluation.
+        NotATable: `value` is asked for and a position lacks a legal move's evaluation; `technique`, and it is not a won position
+            with exact ones, which no engine makes up for.
     """
 
     name = "policy"
 
     def __init__(self, config: TaskConfig):
         self._style, self._best_for_black = config.prompt_style, config.best_for_black
-        self._values = VALUE in (config.rewards or {})
-        weights = WEIGHTS[self._style] | ({VALUE: 0.0} if self._values else {})
+        self._values, self._technique = (name in (config.rewards or {}) for name in (VALUE, TECHNIQUE))
+        asked = ((VALUE, self._values), (TECHNIQUE, self._technique))
+        weights = WEIGHTS[self._style] | {name: 0.0 for name, wanted in asked if wanted}
         self.component_weights = with_overrides(self.name, weights, config.rewards)
         self.stop_rule = policy_stop()
         self._engine = EnginePool(config.engine) if config.engine else None
@@ -89,6 +94,8 @@ class PolicyTask(Task):
     def prompt(self, position: Position, seed: int) -> Prompt:
         if self._values and self._engine is None:
             move_table(position)  # before anything is generated
+        if self._technique:
+            moves_lost(position)
         field, start_state = ASKED[self._style]
         return Prompt(policy_prompt(position.fen, field), start_state, position)
 
@@ -125,6 +132,9 @@ class PolicyTask(Task):
             row["quality"] = min(win_probability(pawns) / max(top, 1e-3), 1.0)
         if self._values:
             row[VALUE] = -move_table(position).loss(answer.best)
+        if self._technique:
+            lost = moves_lost(position).get(answer.best)
+            row[TECHNIQUE] = 0.0 if lost is None else KEPT**lost
         if self._style == "best_move":
             return row | {"parseable": 1 - row["malformed"], "top_five": float(answer.best in first)}
         moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
