@@ -14,7 +14,8 @@ import scipy.stats
 
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import strength
-from jax_grpo.evaluate.__main__ import main
+from jax_grpo.evaluate.__main__ import _tables as tables_of
+from jax_grpo.evaluate.__main__ import main, parse
 from jax_grpo.evaluate.policy import policy_task
 from jax_grpo.evaluate.reference_players import drawn, greedy_capture, skill_zero, two_ply, uniform
 from jax_grpo.evaluate.statistics import cluster_bootstrap_mean, mean
@@ -45,7 +46,7 @@ def tables(count: int = 12) -> list[Position]:
 
 
 TABLES = tables()
-STALEMATING = "7k/8/5K2/6Q1/8/8/8/8 w - - 0 1"  # by g5g6
+STALEMATING = "7k/8/8/8/8/8/5Q2/K7 w - - 0 1"  # by f2f7; there is no mate
 
 
 # The numbers ---------------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def test_pass_at_k_is_the_share_of_draws_of_k_in_which_one_passes():
 
 
 def test_tau_is_one_in_order_minus_one_in_reverse_and_scipys_with_ties():
-    order = dict(zip(CORNER.moves, (-1.0, -9.0, -3.0), strict=True))
+    order = {"a8b8": -3.0, "a8a7": -1.0, "a8b7": -9.0}  # in another order than the table
     assert strength.rank(CORNER, order) == {"tau": 1.0}
     assert strength.rank(CORNER, {move: -value for move, value in order.items()}) == {"tau": -1.0}
     assert strength.kendall_tau([1, 1, 1], [1, 2, 3]) is strength.kendall_tau([1], [2]) is None
@@ -177,10 +178,10 @@ def test_two_plies_are_those_of_an_obvious_search():
 
 def test_two_plies_do_not_give_stalemate_when_ahead():
     board = chess.Board(STALEMATING)
-    board.push_uci("g5g6")
+    board.push_uci("f2f7")
     assert board.is_stalemate()
     board.pop()
-    assert "g5g6" not in two_ply(board)
+    assert "f2f7" not in two_ply(board)
 
 
 @pytest.mark.skipif(not HAS_ENGINE, reason="Stockfish is not installed (apt install stockfish)")
@@ -251,16 +252,13 @@ def small():
     return load_policy(ModelConfig(tokenizer="chess", **sizes), 0, 96)
 
 
-def move_prompt(position):
-    return policy_task("best_move").prompt(position, 0)
-
-
 def test_the_order_of_the_rows_changes_no_number_and_samples_begin_with_the_sampled_one(small):
     model = OurModel(small, 1.0, 0)
     first, again = (measured(model, rows) for rows in (TABLES, random.Random(5).sample(TABLES, len(TABLES))))
     assert first == again
-    prompts = [move_prompt(p) for p in TABLES[:5]]
-    assert model("best_move", "samples")(prompts)[:: strength.SAMPLES] == model("best_move", "sampled")(prompts)
+    prompts = [policy_task("best_move").prompt(position, 0) for position in TABLES]
+    samples = model("best_move", "samples")(prompts)
+    assert samples[:: strength.SAMPLES] == model("best_move", "sampled")(prompts) and len(set(samples)) > 10
 
 
 def test_the_command_line_ranks_the_model_among_its_yardsticks(small, tmp_path):
@@ -283,6 +281,16 @@ def test_the_command_line_ranks_the_model_among_its_yardsticks(small, tmp_path):
     assert "Strength" in page and "greedy" in page and page.count("win probability lost") == 2
     assert compare(report, report)["strength/tables/two_ply/all/loss"]["difference"]["value"] == 0
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text()) == report
+
+
+def test_a_set_is_asked_its_test_split_unless_another_is_named(tmp_path):
+    (tmp_path / "provenance.json").write_text(json.dumps({"settings": {}, "finished": True}))
+    for split, rows in {"train": TABLES[:3], "heldout": TABLES[3:5], "test": TABLES[5:]}.items():
+        pq.write_table(to_columns(rows, keyed=False), tmp_path / f"{split}-00000.parquet")
+    given = ["--weights", "w", "--out", "o", "--tables", str(tmp_path)]
+    assert tables_of(parse(given)) == {"tables": TABLES[5:], "tables_of": "the test split"}
+    assert tables_of(parse([*given, "--split", "heldout"])) == {"tables": TABLES[3:5], "tables_of": "the heldout split"}
+    assert tables_of(parse([*given, "--positions", "4"]))["tables"] == TABLES[5:9]
 
 
 def test_what_is_no_table_is_refused_before_the_model_is_loaded(tmp_path):

@@ -32,6 +32,8 @@ from jax_grpo.system.progress import timed_parts
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
 
+TABLES = "packaged:tables"
+
 
 def evaluate(
     weights: str, suites: Sequence[str], data: Data, temperature: float, steps: BeginPart
@@ -108,11 +110,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     option("--out", type=Path, metavar="DIR", help="folder to write into")
     option("--suite", default="all", metavar="S", help=f"all, or of {suites} (default: all)")
     option("--positions", type=_count, metavar="N", help="first N of the data, and of the tables (1000; all tables)")
-    option("--data", metavar="FILE", help="positions to ask about (default: the packaged held-out ones)")
+    option("--data", metavar="FILE", help="file or set to ask about (default: the packaged held-out positions)")
     option(
-        "--tables", default="packaged:tables", metavar="SET", help="of the strength suite (default: packaged:tables)"
+        "--tables", default=TABLES, metavar="SET", help=f"of the strength suite, a set or a file (default: {TABLES})"
     )
-    option("--split", choices=("test", "heldout"), help="of the tables (default: test, which no setting is chosen by)")
+    option("--split", choices=("test", "heldout"), help="of a set (default: test, which no setting is chosen by)")
     option("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
     option("--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)")
     option("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
@@ -160,7 +162,7 @@ def run(arguments: argparse.Namespace) -> list[Path]:
             path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
             engine = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
         if {"policy", "environment"} & set(suites):
-            positions = _positions(arguments.data) if arguments.data else read_packaged("heldout")
+            positions = _positions(arguments.data or "packaged", arguments.split or "test")
         mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
         asked = positions[: arguments.positions or 1000]
         data = Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
@@ -173,10 +175,10 @@ def run(arguments: argparse.Namespace) -> list[Path]:
         return save(report, results, data, arguments.out)
 
 
-def _positions(source: str, split: str = "test") -> list[Position]:
-    """Of a packaged source or a data set's folder the split, which a file does not have."""
+def _positions(source: str, split: str) -> list[Position]:
+    """Of the packaged tables or a data set's folder the split, of a file all; the other packaged positions have no test split."""
     if source in PACKAGED_SOURCES:
-        return read_packaged(split, source)
+        return read_packaged(split if source == TABLES else "heldout", source)
     return list(read_set(Path(source), split)) if Path(source).is_dir() else read_positions(source)
 
 
@@ -185,7 +187,7 @@ def _tables(arguments: argparse.Namespace) -> dict[str, Any]:
     source, split = arguments.tables, arguments.split
     if split and Path(source).is_file():
         raise EvaluationError(
-            f"--split {split}: {source} is a file, which has no splits; expected packaged:tables or a folder"
+            f"--split {split}: {source} is a file, which has no splits; expected {TABLES} or a folder"
         )
     positions = _positions(source, split or "test")[: arguments.positions]
     try:
