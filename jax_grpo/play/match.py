@@ -27,6 +27,7 @@ import jax_grpo
 from jax_grpo.config.files import require_weights
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.evaluate.statistics import elo_estimate
+from jax_grpo.play.arena import RESULTS, random_opening
 from jax_grpo.play.uci import FALLBACK, add_model_options
 from jax_grpo.positions.position import ending
 from jax_grpo.positions.random_play import random_move
@@ -34,7 +35,6 @@ from jax_grpo.system.progress import progress_bar
 from jax_grpo.tasks.engine import EngineError, find_engine
 
 START_S = 300.0  # seconds an engine may take to start and compile
-RESULTS = {1.0: "1-0", 0.5: "1/2-1/2", 0.0: "0-1"}  # by White's score
 
 Mover = Callable[[chess.Board, object], chess.Move | None]  # the object changes from game to game
 
@@ -53,17 +53,6 @@ class Game(NamedTuple):
     fallbacks: dict[int, str]  # by half-move number, what the model had written there instead of a legal move
     model_moves: int
     seconds: float  # of the model's moves together
-
-
-def random_opening(seed: int, number: int, plies: int) -> chess.Board:
-    """A position after `plies` random half-moves from the start, the game not over; a function of its arguments."""
-    rng = random.Random(f"opening/{seed}/{number}")
-    while True:
-        board = chess.Board()
-        while len(board.move_stack) < plies and any(board.legal_moves):
-            board.push(random_move(board, rng))
-        if len(board.move_stack) == plies and not board.is_game_over():
-            return board
 
 
 def play(engine: chess.engine.SimpleEngine, opponent: Mover, opening: chess.Board, *, model_is_white: bool) -> Game:
