@@ -3,6 +3,7 @@
 import json
 import random
 
+import chess
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate import __main__ as evaluate
+from jax_grpo.evaluate.move_logps import MOVES, move_logps
 from jax_grpo.evaluate.policy import policy_task
 from jax_grpo.evaluate.selfplay import openings
-from jax_grpo.evaluate.suites import CAPS, Data, environment_prompts, our_generators, run_suites
+from jax_grpo.evaluate.suites import CAPS, Data, OurModel, environment_prompts, run_suites
 from jax_grpo.export import __main__ as export
 from jax_grpo.export.tokenizer import chess_backend
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
@@ -171,7 +173,7 @@ class Theirs:
 
 def both_evaluations(folder, suites, data):
     """Greedy estimates by our rollout and by `transformers`, and how many completions each compared."""
-    ours = our_generators(load_named(PACKAGED), 1.0, 0)
+    ours = OurModel(load_named(PACKAGED), 1.0, 0)
     rules = {kind: policy_task(kind).stop_rule for kind in ("full", "best_move")}
     rules["environment"] = environment_stop()
     theirs = {kind: Theirs(folder, rules[kind], CAPS[kind]) for kind in CAPS}
@@ -207,6 +209,24 @@ def test_every_greedy_number_of_200_positions_is_the_same_through_transformers(p
     assert [g.board.fen() for games in ours.games.values() for g in games] == [
         g.board.fen() for games in theirs.games.values() for g in games
     ]
+
+
+def test_log_probabilities_of_legal_moves_equal_those_of_transformers(packaged):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(packaged), AutoTokenizer.from_pretrained(packaged)
+    positions = sorted(POSITIONS[:64], key=lambda p: -chess.Board(p.fen).legal_moves.count())[:3]
+    found = move_logps(load_named(PACKAGED), positions)
+    worst, compared = 0.0, 0
+    for position, ours in zip(positions, found, strict=True):
+        prompt = tokenizer(policy_task("best_move").prompt(position, 0).text, add_special_tokens=False)["input_ids"]
+        assert ours.keys() == {move.uci() for move in chess.Board(position.fen).legal_moves}
+        for uci, logp in list(ours.items())[::5] + list(ours.items())[-2:]:
+            move = tokenizer(f" {uci}", add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + move])).logits[0, len(prompt) - 1 : -1]
+            theirs = logits.log_softmax(-1)[range(len(move)), move].sum()
+            worst, compared = max(worst, difference(uci, logp, float(theirs))), compared + 1
+    print(f"largest difference {worst:.1e} nats over {compared} moves, {max(map(len, found))} of one position")
+    assert worst < 2e-5 and max(map(len, found)) > MOVES, "a position of two passes is among them"
 
 
 def test_an_export_loads_here_again_with_the_same_parameters(packaged):

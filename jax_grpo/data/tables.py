@@ -19,14 +19,13 @@ from jax_grpo.data.shards import Source, row_position
 from jax_grpo.positions.position import digest, ending, recent_moves
 from jax_grpo.positions.random_play import random_move
 from jax_grpo.positions.table import MOVES
-from jax_grpo.positions.values import win_probability
+from jax_grpo.positions.values import UNDECIDED, win_probability
 from jax_grpo.tasks.engine import engine_name, search
 
 GAMES_A_BATCH = 4
 MAX_PLIES = 160
 OPENING_PLIES = 6  # at most so many random moves begin a game
 TEMPERATURE = 0.04  # of the players, who draw a move by softmax(win probability / temperature)
-UNDECIDED = (0.1, 0.9)  # where the best move's win probability lies
 SPREAD = 0.1  # least difference between the best and the worst legal move
 ASKED = 0.25  # share of a game's positions whose moves are all valued: neighbours say the same, and games share luck
 PLAY_NODES, PLAY_LINES = 1000, 6  # of the search that moves are drawn by elsewhere

@@ -12,16 +12,20 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jax_grpo.config.files import require_weights, weights_directory
 from jax_grpo.config.sections import EngineConfig
-from jax_grpo.evaluate import tables
+from jax_grpo.evaluate import EvaluationError, tables
 from jax_grpo.evaluate.mates import PACKAGED_MATES, Mate, read_mates
+from jax_grpo.evaluate.reference_players import skill_zero
 from jax_grpo.evaluate.selfplay import pgn
-from jax_grpo.evaluate.suites import SUITES, BeginPart, Data, Results, our_generators, run_suites
+from jax_grpo.evaluate.suites import SUITES, BeginPart, Data, OurModel, Results, run_suites
 from jax_grpo.model.named import describe_model, load_named
-from jax_grpo.positions.dataset import read_packaged
+from jax_grpo.positions.dataset import PACKAGED_SOURCES, read_packaged
 from jax_grpo.positions.files import read_positions
+from jax_grpo.positions.sets import read_set
+from jax_grpo.positions.values import NotATable, move_table
 from jax_grpo.run.files import CheckpointError, is_checkpoint
 from jax_grpo.run.folder import write_whole
 from jax_grpo.system.progress import timed_parts
@@ -34,7 +38,7 @@ def evaluate(
 ) -> tuple[dict, Results]:
     """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results."""
     policy = load_named(weights)
-    results = run_suites(suites, our_generators(policy, temperature, data.seed), data, steps)
+    results = run_suites(suites, OurModel(policy, temperature, data.seed), data, steps)
     folder = weights_directory(weights)
     settings = {} if is_checkpoint(folder) else json.loads((folder / "config.json").read_text())
     report = {
@@ -63,6 +67,9 @@ def _describe(data: Data, suites: Sequence[str]) -> dict[str, str]:
         out["mates"] = _counted(data.mates)
     if "selfplay" in suites:
         out["self-play"] = f"{data.games} games of each kind, at most {data.half_moves} half-moves of the model"
+    if "strength" in suites:
+        games = len({position.game for position in data.tables if position.game is not None})
+        out["tables"] = f"{_counted(data.tables)}, {data.tables_of}, of {games:,} games"
     return out
 
 
@@ -100,8 +107,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     option("--weights", metavar="W", help="packaged:rook-small, a run folder, a Hugging Face folder, a checkpoint")
     option("--out", type=Path, metavar="DIR", help="folder to write into")
     option("--suite", default="all", metavar="S", help=f"all, or of {suites} (default: all)")
-    option("--positions", type=_count, default=1000, metavar="N", help="first N of the data (default: 1000)")
+    option("--positions", type=_count, metavar="N", help="first N of the data, and of the tables (1000; all tables)")
     option("--data", metavar="FILE", help="positions to ask about (default: the packaged held-out ones)")
+    option(
+        "--tables", default="packaged:tables", metavar="SET", help="of the strength suite (default: packaged:tables)"
+    )
+    option("--split", choices=("test", "heldout"), help="of the tables (default: test, which no setting is chosen by)")
     option("--mates", type=Path, metavar="FILE", help="mate-in-one .jsonl, or BIG-bench's task.json")
     option("--games", type=_count, default=64, metavar="N", help="self-play games of each kind (default: 64)")
     option("--half-moves", type=_count, default=100, metavar="N", help="most in one game (default: 100)")
@@ -149,13 +160,40 @@ def run(arguments: argparse.Namespace) -> list[Path]:
             path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
             engine = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
         if {"policy", "environment"} & set(suites):
-            positions = read_positions(arguments.data) if arguments.data else read_packaged("heldout")
+            positions = _positions(arguments.data) if arguments.data else read_packaged("heldout")
         mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
-        asked = positions[: arguments.positions]
+        asked = positions[: arguments.positions or 1000]
         data = Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine)
+        if "strength" in suites:
+            data = dataclasses.replace(data, **_tables(arguments))
+            if arguments.engine:
+                data = dataclasses.replace(data, skill_zero=cleanup.enter_context(skill_zero(path)))
         steps = cleanup.enter_context(timed_parts())
         report, results = evaluate(arguments.weights, suites, data, arguments.temperature, steps)
         return save(report, results, data, arguments.out)
+
+
+def _positions(source: str, split: str = "test") -> list[Position]:
+    """Of a packaged source or a data set's folder the split, which a file does not have."""
+    if source in PACKAGED_SOURCES:
+        return read_packaged(split, source)
+    return list(read_set(Path(source), split)) if Path(source).is_dir() else read_positions(source)
+
+
+def _tables(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`Data`'s fields of the strength suite; every position has all its values."""
+    source, split = arguments.tables, arguments.split
+    if split and Path(source).is_file():
+        raise EvaluationError(
+            f"--split {split}: {source} is a file, which has no splits; expected packaged:tables or a folder"
+        )
+    positions = _positions(source, split or "test")[: arguments.positions]
+    try:
+        for position in positions:
+            move_table(position)
+    except NotATable as error:
+        raise EvaluationError(f"--tables {source}: {error}; make tables with python -m jax_grpo.data tables") from error
+    return {"tables": positions, "tables_of": "a file" if Path(source).is_file() else f"the {split or 'test'} split"}
 
 
 def main(argv: list[str] | None = None) -> None:

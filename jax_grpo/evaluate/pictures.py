@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from jax_grpo.evaluate.selfplay import Game
 from jax_grpo.evaluate.statistics import Estimate
 from jax_grpo.evaluate.suites import MODES, Data, Results
-from jax_grpo.evaluate.tables import PLAIN, TITLES, by_section, words_of
+from jax_grpo.evaluate.tables import PLAIN, PLAYED, PLAYERS, REFERENCES, TITLES, by_section, words_of
 from jax_grpo.report.boards import ENGINE, MODEL, draw_board
 from jax_grpo.report.curves import boards
 from jax_grpo.tasks.base import Prompt
@@ -32,6 +32,9 @@ def save_pictures(results: Results, data: Data, name: str, folder: Path) -> list
     if results.estimates:
         files.append(folder / "rates.png")
         rates(results.estimates, files[-1])
+    if f"{PLAYED}/greedy/all/loss" in results.estimates:
+        files.append(folder / "strength.png")
+        losses(results.estimates, name, files[-1])
     if results.games:
         files += [folder / "selfplay.png", folder / "game.png"]
         lengths(results.games, files[-2])
@@ -86,6 +89,34 @@ def rates(estimates: Mapping[str, Estimate], path: Path) -> None:
         sides = {series: f"{series.partition('/')[0]}, {series.partition('/')[2].capitalize()}" for series in SERIES}
         handles = [Line2D([], [], ms=5, label=sides[series], **style) for series, style in SERIES.items()]
         figure.legend(handles=handles, loc="outside upper right", ncols=4, frameon=False, fontsize=8)
+
+
+def losses(estimates: Mapping[str, Estimate], name: str, path: Path) -> None:
+    """What the model loses a move, greedy and sampled, by who is to move, with intervals; reference players are lines."""
+    groups = {"all": "all", "white": "White to move", "black": "Black to move"}
+    edge = len(groups) - 0.55
+    with _figure(path, 1, 1, (8.5, 4.5)) as (figure, axes):
+        axis = axes[0, 0]
+        for place, (mode, color) in enumerate({"greedy": MODEL, "sampled": ENGINE}.items()):
+            found = [(x, estimates[f"{PLAYED}/{mode}/{group}/loss"]) for x, group in enumerate(groups)]
+            measured = [(x, e.value, e.low, e.high) for x, e in found if e.value is not None]
+            xs, values, *bounds = (
+                np.array(measured, np.float64).reshape(-1, 4).T
+            )  # no interval: NaN, which is not drawn
+            spread = 100 * np.abs(np.stack(bounds) - values)
+            style = {"fmt": "os"[place], "color": color, "capsize": 3, "label": f"{name}, {mode}"}
+            axis.errorbar(xs + 0.16 * (place - 0.5), 100 * values, yerr=spread, **style)
+        for player in sorted(REFERENCES):
+            line = estimates.get(f"{PLAYED}/{player}/all/loss")
+            if line and line.value is not None:
+                height = 100 * line.value
+                axis.plot([-0.5, edge], [height, height], color="0.5", lw=0.9, ls="--", zorder=0)
+                axis.text(edge, height, f" {PLAYERS[player]}: {height:.1f}", va="center", fontsize=8, color="0.35")
+        axis.set_xticks(range(len(groups)), list(groups.values()))
+        axis.set(xlim=(-0.5, len(groups) + 0.75), ylabel="win probability lost a move, percent")
+        axis.set_ylim(bottom=0)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+        _finish(axis, f"{TITLES[PLAYED]}: 95 % intervals by game; an illegal move costs what the worst legal one does")
 
 
 def lengths(games: Mapping[str, Sequence[Game]], path: Path) -> None:

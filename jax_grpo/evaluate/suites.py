@@ -4,13 +4,18 @@ The generators are passed in, so that another implementation of the same model c
 """
 
 import dataclasses
-import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import chess
 
 from jax_grpo.config.sections import TaskConfig
+from jax_grpo.evaluate import strength
 from jax_grpo.evaluate.mates import Mate, mate_rows
+from jax_grpo.evaluate.move_logps import move_logps
 from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
+from jax_grpo.evaluate.reference_players import REFERENCE_PLAYERS, Player
 from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Estimate, summarise
 from jax_grpo.model.named import Policy
@@ -24,7 +29,18 @@ from jax_grpo.tasks.stop import environment_stop, policy_stop
 MODES = ("greedy", "sampled")
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
 BeginPart = Callable[[str, int], Tick]  # (what, total) -> tick(done); see `progress.timed_parts`
-Ask = Callable[[str, str], Complete]  # (kind of answer, a key of CAPS; mode) -> generator
+
+
+class Ask(Protocol):
+    """The model that is judged."""
+
+    def __call__(self, kind: str, mode: str) -> Complete:
+        """The generator of a kind of answer, a key of CAPS, in a mode; `samples`: `sampled`, `strength.SAMPLES` a prompt."""
+        ...
+
+    def move_logps(self, positions: Sequence[Position], tick: Tick) -> list[dict[str, float]]:
+        """As `move_logps.move_logps`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +53,9 @@ class Data:
     half_moves: int  # the model's most in one game
     seed: int  # of sampling, openings and resampling
     engine: EnginePool | None = None  # scores moves without a label; None: they are not scored
+    tables: Sequence[Position] = ()  # of the strength suite; each has every legal move's evaluation
+    tables_of: str = ""  # which split they are, in words
+    skill_zero: Player | None = None  # a reference player that needs an engine
 
 
 @dataclasses.dataclass
@@ -51,11 +70,25 @@ class Results:
         self.estimates |= {f"{prefix}/{path}": estimate for path, estimate in estimates.items()}
 
 
-def our_generators(policy: Policy, temperature: float, seed: int) -> Ask:
-    """Generators by our own rollout, each compiled when first asked for."""
-    stop_rules = {"full": policy_stop(), "best_move": policy_stop(), "environment": environment_stop()}
-    temperatures = {"greedy": 0.0, "sampled": temperature}
-    return functools.cache(lambda kind, mode: Generator(policy, stop_rules[kind], CAPS[kind], temperatures[mode], seed))
+class OurModel:
+    """A policy asked by our own rollout; each generator is compiled when first asked for."""
+
+    def __init__(self, policy: Policy, temperature: float, seed: int):
+        self._policy, self._seed = policy, seed
+        self._modes = {"greedy": (0.0, 1), "sampled": (temperature, 1), "samples": (temperature, strength.SAMPLES)}
+        self._made: dict[tuple[str, str], Generator] = {}
+
+    def __call__(self, kind: str, mode: str) -> Generator:
+        if (kind, mode) not in self._made:
+            stop_rule = environment_stop() if kind == "environment" else policy_stop()
+            temperature, samples = self._modes[mode]
+            self._made[kind, mode] = Generator(
+                self._policy, stop_rule, CAPS[kind], temperature, self._seed, samples=samples
+            )
+        return self._made[kind, mode]
+
+    def move_logps(self, positions: Sequence[Position], tick: Tick) -> list[dict[str, float]]:
+        return move_logps(self._policy, positions, tick)
 
 
 def run_suites(suites: Sequence[str], ask: Ask, data: Data, steps: BeginPart) -> Results:
@@ -123,4 +156,41 @@ def _selfplay(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
             results.games[f"{part}/{mode}"] = games
 
 
-SUITES = {"policy": _policy, "environment": _environment, "mates": _mates, "selfplay": _selfplay}
+def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    positions = data.tables
+    task = policy_task("best_move")
+    prompts = [task.prompt(position, 0) for position in positions]
+
+    def add(player: str, answers: Sequence[Sequence[str]], others: Sequence[Mapping[str, float | None]]) -> None:
+        pairs = zip(positions, answers, strict=True)
+        rows = [{**strength.judged(*pair), **other} for pair, other in zip(pairs, others, strict=True)]
+        results.add(f"strength/tables/{player}", strength.estimates(positions, rows, data.seed))
+
+    def asked(mode: str) -> list[str]:
+        texts = ask("best_move", mode)(prompts, tick=steps(f"strength, {mode}", len(prompts)))
+        return [parse_answer("best_move", text).best for text in texts]
+
+    logps = ask.move_logps(positions, steps("strength, likelihood of legal moves", len(positions)))
+    ranks = [strength.rank(*pair) for pair in zip(positions, logps, strict=True)]
+    add("greedy", [[move] for move in asked("greedy")], ranks)
+    moves = asked("samples")
+    samples = [moves[i : i + strength.SAMPLES] for i in range(0, len(moves), strength.SAMPLES)]
+    add("sampled", samples, [strength.passes(*pair) for pair in zip(positions, samples, strict=True)])
+    players = REFERENCE_PLAYERS | ({"skill_zero": data.skill_zero} if data.skill_zero else {})
+    for name, player in players.items():
+        tick, answers = steps(f"strength, {name}", len(positions)), []
+        for done, position in enumerate(positions, start=1):
+            answers.append(player(chess.Board(position.fen)))
+            tick(done)
+        add(name, answers, [{}] * len(positions))
+    if positions and all(position.best for position in positions):
+        add("label", [[position.best or ""] for position in positions], [{}] * len(positions))
+
+
+SUITES = {
+    "policy": _policy,
+    "environment": _environment,
+    "mates": _mates,
+    "selfplay": _selfplay,
+    "strength": _strength,
+}

@@ -50,9 +50,31 @@ SUITES = {  # by suite: name in evaluation.json, and words
         "ended_environment_refused": "ended: legal move refused",
         "ended_environment_ended": "ended: game over claimed",
     },
+    "strength": {
+        "loss": "win probability lost, illegal as the worst move",
+        "legal": "legal",
+        "loss_legal": "lost by legal moves",
+        "within": "within 2 % of the best",
+        "best": "best move",
+        "accuracy": "accuracy (Lichess)",
+        "blunder": "blunders",
+        "pass_1": "pass@1",
+        "pass_16": "pass@16",
+        "tau": "Kendall's tau over legal moves",
+    },
 }
+PLAYERS = {  # of the strength suite, in words: the model's modes, and whom it stands beside
+    "greedy": "**the model, greedy**",
+    "sampled": "**the model, sampled**",
+    "uniform": "uniformly random legal move",
+    "greedy_capture": "greedy capture, mate in one",
+    "two_ply": "two-ply material search",
+    "skill_zero": "Stockfish, Skill Level 0, 1,000 nodes",
+    "label": "the published label",
+}
+REFERENCES = set(PLAYERS) - {"greedy", "sampled"}
 # Shown as they are; every other number is a share, in percent.
-PLAIN = {"centipawn_loss", "evaluation_error", "reward_error", "half_moves", "exact_states"}
+PLAIN = {"centipawn_loss", "evaluation_error", "reward_error", "half_moves", "exact_states", "tau"}
 TITLES = {
     "policy/full": "Policy, whole row (`M:` … `B:`)",
     "policy/best_move": "Policy, one move (`B:`)",
@@ -61,6 +83,7 @@ TITLES = {
     "mates/best_move": "Mate in one, one move",
     "selfplay/own_environment": "Self-play, the model its own environment",
     "selfplay/python_chess": "Self-play on python-chess's board",
+    "strength/tables": "Strength, by tables of all legal moves",
 }
 # What RookWorld's authors published of their 124M model: words, path in evaluation.json, percent.
 ROOKWORLD = (
@@ -74,6 +97,7 @@ ROOKWORLD = (
     ("terminated", "environment/next_state/greedy/all/terminated", 99.13),
 )
 GPT2_SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}
+PLAYED = "strength/tables"  # the section whose modes are players
 Measured = TypeVar("Measured")
 
 
@@ -130,6 +154,9 @@ def evaluation_page(report: Mapping[str, Any]) -> str:
     ]
     parts = [f"# Evaluation of {model['name']}\n", "\n".join(f"- {note}" for note in notes) + "\n"]
     for section, columns in by_section(estimates).items():
+        if section == PLAYED:
+            parts.append(f"## {TITLES[section]}\n\n" + "\n".join(_players(columns)))
+            continue
         counts = [max(estimate["count"] for estimate in column.values()) for column in columns.values()]
         rows = [["observations", *(f"{count:,}" for count in counts)]]
         for name, words in words_of(section).items():
@@ -144,6 +171,37 @@ def evaluation_page(report: Mapping[str, Any]) -> str:
         rows = [[words, f"{figure:.2f} %", _show(path, estimates.get(path))] for words, path, figure in published]
         parts.append("## Beside the published figures\n\n" + _markdown_table(["", "published", "here (greedy)"], rows))
     return "\n".join(parts)
+
+
+def by_loss(columns: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """The players of the strength section, from who loses most to who loses least."""
+    players = [column.removesuffix("/all") for column in columns if column.endswith("/all")]
+    return sorted(players, key=lambda player: -columns[f"{player}/all"]["loss"]["value"])
+
+
+def _players(columns: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """One table of all players, from worst to best, and one of what they lose in each group of positions."""
+    names = [name for name in words_of(PLAYED) if any(name in column for column in columns.values())]
+    players = by_loss(columns)
+    rows = []
+    for player in players:
+        cells = {name: columns[f"{player}/all"].get(name) for name in names}
+        shown = [_show(name, cell if name == "loss" else _alone(cell)) for name, cell in cells.items()]
+        rows.append([PLAYERS[player], *shown])
+    groups = list(dict.fromkeys(column.partition("/")[2] for column in columns))
+    lost = [[PLAYERS[p], *(_show("loss", columns[f"{p}/{group}"]["loss"]) for group in groups)] for p in players]
+    counts = (columns[f"{players[0]}/{group}"]["loss"]["count"] for group in groups)
+    heads = [f"{group} ({count:,})" for group, count in zip(groups, counts, strict=True)]
+    return [
+        _markdown_table(["", *(words_of(PLAYED)[name] for name in names)], rows),
+        "All intervals, by a bootstrap over whole games, are in evaluation.json. Lost by group of positions:\n",
+        _markdown_table(["", *heads], lost),
+    ]
+
+
+def _alone(estimate: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """An estimate to be shown without its interval."""
+    return estimate and {**estimate, "low": None}
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,6 +239,8 @@ def comparison_page(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         rows = []
         for column, pairs in columns.items():
             mode, _, group = column.partition("/")
+            if mode in REFERENCES:
+                continue
             for name, words in words_of(section).items():
                 pair = pairs.get(name)
                 whole = group == "all" or name not in columns.get(f"{mode}/all", {})

@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chess
-import jax
 import numpy as np
-from flax import nnx
 
+from jax_grpo.evaluate.move_logps import make_score, padded_moves
 from jax_grpo.evaluate.policy import policy_task
-from jax_grpo.lm_head.materialised import token_logprobs
-from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.named import load_named
 from jax_grpo.positions.rookworld import policy_prompt
 from jax_grpo.rollout.generate import PromptTokens, encode_prompts
@@ -52,7 +49,7 @@ class Player:
         self.policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + CAPS[style])
         self._texts = Texts(self.policy.tokenizer, self.task.stop_rule, CAPS[style])
         self._generate: dict[Sampling, Callable[..., Any]] = {}
-        self._score = _make_score(self.policy.graphdef, self.policy.tokenizer.vocab_size)
+        self._score = make_score(self.policy.graphdef, self.policy.tokenizer.vocab_size)
 
     def compile(self, sampling: Sampling = GREEDY) -> None:
         """Makes both programs, so that a move after it is quick."""
@@ -89,13 +86,10 @@ class Player:
         encoded = self.policy.tokenizer.encode_batch([f" {move.uci()}" for move in moves])
         logps = []
         for start in range(0, len(encoded), MOVES):
-            ids_PGC = np.full((1, MOVES, MOVE_TOKENS), self.policy.tokenizer.pad_id, np.int32)
-            mask_PGC = np.zeros_like(ids_PGC)
             batch = encoded[start : start + MOVES]
-            for g, ids in enumerate(batch):
-                ids_PGC[0, g, : len(ids)] = ids
-                mask_PGC[0, g, : len(ids)] = 1
-            logps.append(np.asarray(self._score(self.policy.params, *tokens, ids_PGC, mask_PGC))[: len(batch)])
+            ids_GC, mask_GC = padded_moves(batch, self.policy.tokenizer.pad_id, MOVES, MOVE_TOKENS)
+            logp_PG = self._score(self.policy.params, *tokens, ids_GC[None], mask_GC[None])
+            logps.append(np.asarray(logp_PG)[0, : len(batch)])
         return np.concatenate(logps)
 
     def _write(self, board: chess.Board, sampling: Sampling, *, seed: int, game: int) -> str:
@@ -111,17 +105,3 @@ class Player:
         """The prompt, padded to one of few widths: programs are compiled by width."""
         room = self.policy.architecture.max_position_embeddings - CAPS[self._style]
         return encode_prompts([text], self.policy.tokenizer, room, multiple=32, least=PROMPT_TOKENS)
-
-
-def _make_score(graphdef: Any, vocab_size: int) -> Callable[..., jax.Array]:
-    """Compiled log-probability [G] of whole completions of one prompt, each the sum over its tokens."""
-
-    @jax.jit
-    def score(params, ids_PT, mask_PT, ids_PGC, mask_PGC):
-        model: GPT2 = nnx.merge(graphdef, params)
-        (hidden_GCH,) = model.grouped(ids_PT, mask_PT, ids_PGC, mask_PGC)
-        embedding_VH = model.wte.embedding[...]
-        logp_GC, _ = token_logprobs(hidden_GCH, embedding_VH, ids_PGC[0], vocab_size=vocab_size, temperature=1.0)
-        return (logp_GC * mask_PGC[0]).sum(-1)
-
-    return score

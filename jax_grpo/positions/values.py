@@ -10,6 +10,8 @@ import chess
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import legal_uci
 
+UNDECIDED = (0.1, 0.9)  # where the best move's win probability lies in a position that is not decided yet
+
 
 class NotATable(ValueError):
     """A position does not have every legal move's evaluation; names the position, and a move that lacks one."""

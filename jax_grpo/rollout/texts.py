@@ -63,15 +63,17 @@ class Texts(NamedTuple):
     ) -> list[str]:
         """Stop-truncated completions by a `program` of `batch` rows, which are filled up by repeating the prompts.
 
-        What is sampled is decided by the seed, the step and the prompts' numbers.
+        A prompt's are next to each other, as many as the program makes. What is sampled is decided by the seed, the step and the
+        prompts' numbers.
         """
         rows = np.resize(np.arange(len(prompts)), batch)
         states = np.array([prompt.start_state for prompt in prompts], np.int32)
         numbers_P, caps_P = np.array(numbers, np.int32), caps(prompts, self.max_new_tokens)
         asked = tokens.ids_PT[rows], tokens.mask_PT[rows], states[rows], numbers_P[rows]
         rollout = program(params, *asked, seed, jnp.int32(step), caps_P[rows])
-        texts = generate.decode_completions(rollout, self.tokenizer)[: len(prompts)]
-        return [self.stop_rule.truncate(t, p.start_state)[0] for t, p in zip(texts, prompts, strict=True)]
+        asked_of = [prompt for prompt in prompts for _ in range(rollout.completion_ids_PGC.shape[1])]
+        texts = generate.decode_completions(rollout, self.tokenizer)[: len(asked_of)]
+        return [self.stop_rule.truncate(t, p.start_state)[0] for t, p in zip(texts, asked_of, strict=True)]
 
 
 def _checksums(texts: Sequence[str]) -> list[int]:
@@ -89,13 +91,16 @@ class Generator:
     """Completes any prompts by our own rollout, each as it would be in any order and beside any others.
 
     Random numbers come from a prompt's own text, and prompts are batched by length and text, so that the same set of prompts is
-    always cut the same way. Compiled once for each padded prompt width, which only grows. Temperature 0 is greedy.
+    always cut the same way. Compiled once for each padded prompt width, which only grows. Temperature 0 is greedy. With `samples`,
+    each prompt is completed so many times.
 
     Raises:
         PromptTooLong: the cap leaves no room for a prompt.
     """
 
-    def __init__(self, policy: Policy, stop_rule: StopRule, max_new_tokens: int, temperature: float, seed: int):
+    def __init__(
+        self, policy: Policy, stop_rule: StopRule, max_new_tokens: int, temperature: float, seed: int, samples: int = 1
+    ):
         self._params, self._seed, self._width = policy.params, seed, 0
         positions = policy.architecture.max_position_embeddings
         self._max_prompt = positions - max_new_tokens
@@ -104,7 +109,8 @@ class Generator:
                 f"the model has {positions} positions; completions of up to {max_new_tokens} tokens leave no room for a prompt"
             )
         self._texts = Texts(policy.tokenizer, stop_rule, max_new_tokens)
-        self._program = self._texts.program(policy.graphdef, Sampling(temperature))
+        self._samples = samples
+        self._program = self._texts.program(policy.graphdef, Sampling(temperature), group_size=samples)
 
     def __call__(
         self,
@@ -114,7 +120,7 @@ class Generator:
         step: int = 0,
         tick: Tick = lambda done: None,
     ) -> list[str]:
-        """Stop-truncated completions of the prompts, in their order.
+        """Stop-truncated completions of the prompts, in their order; a prompt's samples are next to each other.
 
         Sampling goes by the prompts' numbers (None: a checksum of each prompt's text and how often it came before) and the
         step: another one gives other samples of the same prompts.
@@ -130,12 +136,12 @@ class Generator:
         ids_PT, mask_PT = generate.encode_prompts(asked, tokenizer, self._max_prompt, least=self._width)
         self._width = ids_PT.shape[1]
         order = sorted(range(len(prompts)), key=lambda i: (len(asked[i]), asked[i], numbers[i]))
-        texts = [""] * len(prompts)
+        texts: list[list[str]] = [[]] * len(prompts)
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             batch = [prompts[i] for i in rows], PromptTokens(ids_PT[rows], mask_PT[rows]), [numbers[i] for i in rows]
             completions = self._texts.complete(self._program, self._params, *batch, self._seed, step)
-            for i, text in zip(rows, completions, strict=True):
-                texts[i] = text
+            for at, i in enumerate(rows):
+                texts[i] = completions[at * self._samples : (at + 1) * self._samples]
             tick(start + len(rows))
-        return texts
+        return [text for of_prompt in texts for text in of_prompt]
