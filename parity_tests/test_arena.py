@@ -1,13 +1,16 @@
 """Matches of many games at once, Elo of paired games, and ratings of many players: against hand counts and simulated strengths."""
 
+import json
 import math
 import random
 
 import chess
+import chess.pgn
 import numpy as np
 import pytest
 
 from jax_grpo.play.arena import ILLEGAL, ModelSide, PlayerSide, play_match, random_opening, to_pgn
+from jax_grpo.play.match import main
 from jax_grpo.play.ratings import fit_ratings, paired_elo
 from jax_grpo.positions.random_play import random_move
 
@@ -113,3 +116,49 @@ def test_ratings_are_found_again_from_simulated_games_with_intervals_that_cover_
     assert fit_ratings({("x", "random"): [0.0] * 20}, "random")["x"].elo < -400, "finite without a point"
     with pytest.raises(ValueError, match="'y' cannot be compared with 'random'"):
         fit_ratings({("x", "random"): [1, 0], ("y", "z"): [1, 0]}, "random")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--games", "3"], "--games 3: expected an even number"),
+        (["--opponent", "random"], "--opponent does nothing with --against"),
+        (["--games", "2", "--level", "3"], "--level does nothing with --against"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["--weights", "packaged:rook-small", "--against", "random", *words])
+    assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--weights", "packaged:rook-small", "--strict"])
+    assert "--strict needs --against" in capsys.readouterr().err
+
+
+def test_an_opponent_that_is_nobody_is_one_error(tmp_path):
+    with pytest.raises(SystemExit, match="'nobody'"):
+        main(["--weights", "packaged:rook-small", "--against", "nobody", "--games", "2"])
+
+
+@pytest.mark.slow
+def test_a_ladder_is_written_with_every_match_and_rating(tmp_path):
+    words = ["--weights", "packaged:rook-small", "--against", "random,capture,skill0-50", "--games", "4", "--strict"]
+    main([*words, "--json", str(tmp_path / "l.json"), "--pgn", str(tmp_path / "l.pgn")])
+    record = json.loads((tmp_path / "l.json").read_text())
+    assert len(record["matches"]) == 6 and set(record["ratings"]) == {
+        "packaged:rook-small",
+        "random",
+        "capture",
+        "skill0-50",
+    }
+    assert record["ratings"]["random"]["elo"] == 0 and record["ratings"]["skill0-50"]["elo"] > 0
+    with (tmp_path / "l.pgn").open() as file:
+        games = list(iter(lambda: chess.pgn.read_game(file), None))
+    assert len(games) == 24 and not any(game.errors for game in games)
+    for match, four in zip(record["matches"], (games[i : i + 4] for i in range(0, 24, 4)), strict=True):
+        won = sum(
+            (g.headers["White"] == match["first"]) == (g.headers["Result"] == "1-0")
+            for g in four
+            if "1/2" not in g.headers["Result"]
+        )
+        assert won == match["wins"]
