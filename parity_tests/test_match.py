@@ -12,7 +12,8 @@ import chess.pgn
 import pytest
 
 from jax_grpo.evaluate.statistics import elo_difference, elo_estimate
-from jax_grpo.play.match import Game, MatchError, main, play, random_opening, stockfish, summary, to_pgn
+from jax_grpo.play.arena import random_opening
+from jax_grpo.play.match import Game, MatchError, main, play, stockfish, summary, to_pgn
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 needs_engine = pytest.mark.skipif(not HAS_ENGINE, reason="Stockfish is not installed (apt install stockfish)")

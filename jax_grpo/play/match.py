@@ -27,14 +27,17 @@ import jax_grpo
 from jax_grpo.config.files import require_weights
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.evaluate.statistics import elo_estimate
+from jax_grpo.play import tournament
+from jax_grpo.play.arena import RESULTS, random_opening
 from jax_grpo.play.uci import FALLBACK, add_model_options
 from jax_grpo.positions.position import ending
 from jax_grpo.positions.random_play import random_move
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.tasks.engine import EngineError, find_engine
 
+# Options of a match over UCI that one of many games at once does not have.
+ALONE = ("opponent", "level", "elo", "nodes", "top_k", "top_p", "picture", "tokenizer", "prompt_style")
 START_S = 300.0  # seconds an engine may take to start and compile
-RESULTS = {1.0: "1-0", 0.5: "1/2-1/2", 0.0: "0-1"}  # by White's score
 
 Mover = Callable[[chess.Board, object], chess.Move | None]  # the object changes from game to game
 
@@ -53,17 +56,6 @@ class Game(NamedTuple):
     fallbacks: dict[int, str]  # by half-move number, what the model had written there instead of a legal move
     model_moves: int
     seconds: float  # of the model's moves together
-
-
-def random_opening(seed: int, number: int, plies: int) -> chess.Board:
-    """A position after `plies` random half-moves from the start, the game not over; a function of its arguments."""
-    rng = random.Random(f"opening/{seed}/{number}")
-    while True:
-        board = chess.Board()
-        while len(board.move_stack) < plies and any(board.legal_moves):
-            board.push(random_move(board, rng))
-        if len(board.move_stack) == plies and not board.is_game_over():
-            return board
 
 
 def play(engine: chess.engine.SimpleEngine, opponent: Mover, opening: chess.Board, *, model_is_white: bool) -> Game:
@@ -233,7 +225,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.match", description=(__doc__ or "").splitlines()[0])
     add_model_options(parser)
     option = parser.add_argument
-    option("--games", type=int, default=20, help="(20)")
+    option(
+        "--against",
+        metavar="WHO",
+        help="weights, an anchor's name, `ladder`, or several with commas: many games at once",
+    )
+    option("--strict", action="store_true", help="with --against: an illegal move loses, none is replaced")
+    option("--games", type=int, default=20, help="of each match; with --against an even number (20)")
     option("--opponent", choices=("stockfish", "random"), default="stockfish")
     option("--level", type=int, default=0, help="Stockfish's Skill Level, 0 to 20 (0)")
     option("--elo", type=int, help="Stockfish's UCI_Elo instead; the least differs by version (1320 or 1350)")
@@ -250,10 +248,20 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.games < 1:
         parser.error(f"--games {args.games}: expected 1 or more")
+    of_the_other = ("strict",) if args.against is None else ALONE
+    for name in of_the_other:
+        if getattr(args, name) != parser.get_default(name):
+            how = "needs" if args.against is None else "does nothing with"
+            parser.error(f"--{name.replace('_', '-')} {how} --against")
+    if args.against is not None and args.games % 2:
+        parser.error(f"--games {args.games}: expected an even number, each opening is played twice")
     for path in filter(None, (args.pgn, args.json, args.picture)):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         require_weights(args.weights)
+        if args.against is not None:
+            tournament.run(args, argv)
+            return
         record = run(args, argv)
     except (ConfigError, EngineError, MatchError, chess.engine.EngineError, TimeoutError) as error:
         raise SystemExit(f"{error}") from error

@@ -45,11 +45,11 @@ class Player:
     """
 
     def __init__(self, weights: str, tokenizer: str | None = None, style: str = "best_move"):
-        self._style, self._task = style, policy_task(style)
-        self._policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + CAPS[style])
-        self._texts = Texts(self._policy.tokenizer, self._task.stop_rule, CAPS[style])
+        self._style, self.task = style, policy_task(style)
+        self.policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + CAPS[style])
+        self._texts = Texts(self.policy.tokenizer, self.task.stop_rule, CAPS[style])
         self._generate: dict[Sampling, Callable[..., Any]] = {}
-        self._score = make_score(self._policy.graphdef, self._policy.tokenizer.vocab_size)
+        self._score = make_score(self.policy.graphdef, self.policy.tokenizer.vocab_size)
 
     def compile(self, sampling: Sampling = GREEDY) -> None:
         """Makes both programs, so that a move after it is quick."""
@@ -83,25 +83,25 @@ class Player:
     def move_logps(self, board: chess.Board, moves: Sequence[chess.Move]) -> np.ndarray:
         """Log-probability in nats, float32 [moves], of writing each move after `P: <FEN>    B:`, at temperature 1."""
         tokens = self._encode(policy_prompt(board.fen(), "B:"))
-        encoded = self._policy.tokenizer.encode_batch([f" {move.uci()}" for move in moves])
+        encoded = self.policy.tokenizer.encode_batch([f" {move.uci()}" for move in moves])
         logps = []
         for start in range(0, len(encoded), MOVES):
             batch = encoded[start : start + MOVES]
-            ids_GC, mask_GC = padded_moves(batch, self._policy.tokenizer.pad_id, MOVES, MOVE_TOKENS)
-            logp_PG = self._score(self._policy.params, *tokens, ids_GC[None], mask_GC[None])
+            ids_GC, mask_GC = padded_moves(batch, self.policy.tokenizer.pad_id, MOVES, MOVE_TOKENS)
+            logp_PG = self._score(self.policy.params, *tokens, ids_GC[None], mask_GC[None])
             logps.append(np.asarray(logp_PG)[0, : len(batch)])
         return np.concatenate(logps)
 
     def _write(self, board: chess.Board, sampling: Sampling, *, seed: int, game: int) -> str:
         """The move the model writes, legal or not; may be empty."""
         if sampling not in self._generate:
-            self._generate[sampling] = self._texts.program(self._policy.graphdef, sampling)
-        prompt = self._task.prompt(Position(board.fen()), 0)
-        program, params, tokens = self._generate[sampling], self._policy.params, self._encode(prompt.text)
+            self._generate[sampling] = self._texts.program(self.policy.graphdef, sampling)
+        prompt = self.task.prompt(Position(board.fen()), 0)
+        program, params, tokens = self._generate[sampling], self.policy.params, self._encode(prompt.text)
         (text,) = self._texts.complete(program, params, [prompt], tokens, [game], seed, board.ply(), batch=1)
         return parse_answer(self._style, text).best
 
     def _encode(self, text: str) -> PromptTokens:
         """The prompt, padded to one of few widths: programs are compiled by width."""
-        room = self._policy.architecture.max_position_embeddings - CAPS[self._style]
-        return encode_prompts([text], self._policy.tokenizer, room, multiple=32, least=PROMPT_TOKENS)
+        room = self.policy.architecture.max_position_embeddings - CAPS[self._style]
+        return encode_prompts([text], self.policy.tokenizer, room, multiple=32, least=PROMPT_TOKENS)
