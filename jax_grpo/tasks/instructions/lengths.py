@@ -11,7 +11,7 @@ from jax_grpo.tasks.instructions.sentences import count_sentences
 
 PARAGRAPH = "***"  # the divider of `number_paragraphs`
 _CLITICS = re.compile(r"(?i)(?=n['’]t\b)|(?=['’](?:s|m|d|ll|re|ve)\b)")
-_CAPITALISABLE = re.compile(r"[^\W_](?:[\w./'’-]*[^\W_])?")
+_CAPITALISABLE = re.compile(r"[^\W_](?:[\w./\\'’-]*[^\W_])?")
 
 
 def number_words(text: str, num_words: int, relation: str) -> bool:

@@ -23,7 +23,7 @@ def repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
 
 def constrained_start(text: str, starter: str) -> bool:
     """A line of the text begins with these words."""
-    return any(line.lstrip().startswith(starter.strip()) for line in text.split("\n"))
+    return bool(re.search(rf"^\s*{re.escape(starter.strip())}", text, re.MULTILINE))
 
 
 def end_checker(text: str, end_phrase: str) -> bool:
