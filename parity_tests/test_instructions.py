@@ -405,3 +405,16 @@ def test_the_published_checkers_say_the_same(identifier, peers):
     followed_there, different = ifeval_peer.compared(peers[identifier], identifier, 300)
     print(f"{identifier}: {followed_there} of 300 follow, {len(different)} differ")
     assert 0 < followed_there < 300 and len(different) <= 1, different[:2]
+
+
+def test_the_pages_example_prints_what_it_says(request, capsys):
+    page = (request.config.rootpath / "docs" / "instructions.md").read_text()
+    code, printed = re.findall(r"```(?:python|text)\n(.*?)```", page, re.DOTALL)[:2]
+    exec(code, {})
+    assert capsys.readouterr().out == printed
+
+
+def test_the_page_has_every_type_with_its_arguments(request):
+    page = (request.config.rootpath / "docs" / "instructions.md").read_text()
+    for identifier, instruction in CATALOGUE.items():
+        assert f"| `{identifier}` | {', '.join(f'`{name}`' for name in instruction.arguments)} |" in page
