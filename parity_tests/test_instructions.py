@@ -31,7 +31,7 @@ from jax_grpo.tasks.instructions.sentences import count_sentences
 
 # By type: arguments, texts that follow, texts that do not.
 CASES = [
-    ("keywords:existence", {"keywords": ["rain", "C++"]}, ["Training in c++."], ["Rain in C.", "C++"]),
+    ("keywords:existence", {"keywords": ["rain", "C++"]}, ["Training in c++."], ["Rain in C.", "C++", "Rain, Cab"]),
     ("keywords:frequency", {"keyword": "a.b", "frequency": 2, "relation": "at least"}, ["a.b A.B"], ["a.b", "a.b axb"]),
     (
         "keywords:frequency",
@@ -72,11 +72,12 @@ CASES = [
         ["a***b", "***\na\n***\nb\n***"],
         ["a", "a******b", "a\n\nb"],
     ),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 3}, ["a***b***c"], ["a******b", "a***b"]),
     (
         "length_constraints:nth_paragraph_first_word",
         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Well"},
         ["a\n\nwell, b", "a\n\n\"Well's b\n\n"],
-        ["a\n\nWells", "well\n\na", "a\n\nb\n\nwell", "a\nwell", "a\n\n\n\nwell"],
+        ["a\n\nWells", "well\n\na", "a\n\nb\n\nwell", "a\n\nwell\n\nb", "a\nwell", "a\n\n\n\nwell"],
     ),
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[a] [b]", "[[a]][]"], ["[a]", "[a\n] [b]"]),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["x\nP. S. y", "p.s."], ["PS", "P.S"]),
