@@ -125,6 +125,7 @@ class Mixture(Section):
     policy: MixturePart | None = None
     environment: MixturePart | None = None
     length: MixturePart | None = None
+    instructions: MixturePart | None = None
 
     @property
     def parts(self) -> dict[str, MixturePart]:
@@ -143,8 +144,9 @@ class Mixture(Section):
 class TaskConfig(Section):
     """What is asked and how it is scored."""
 
-    name: Literal["policy", "environment", "length", "mixed"] = "policy"
-    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `mixed` asks several in one batch."""
+    name: Literal["policy", "environment", "length", "instructions", "mixed"] = "policy"
+    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `instructions` has some to follow,
+    `mixed` asks several in one batch."""
     mixture: Mixture | None = None
     """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
     prompt_style: Literal["full", "best_move"] = "full"
