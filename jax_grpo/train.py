@@ -10,7 +10,7 @@ import dataclasses
 import shlex
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ def train(
     config: Config,
     *,
     task: Task | None = None,
+    rewards: Sequence[Callable[..., Any]] | None = None,
     resume: str | None = None,
     restart: bool = False,
     argv: Sequence[str] | None = None,
@@ -79,14 +80,14 @@ def train(
         origin = continuing.find_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
-        if task is None:
+        if task is None and rewards is None:
             config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
         changes = continuing.require_same_run(origin, config) if origin else []
 
         # What it trains, on which data.
-        trainer = Trainer(config, task)
+        trainer = Trainer(config, task, rewards)
         cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
-        heldout = heldout_positions(config, trainer.positions)
+        heldout = heldout_positions(config, trainer.positions, trainer.load)
         evaluator = make_evaluator(trainer, heldout)
         if origin:
             trainer.restore(origin)
@@ -228,7 +229,8 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
             console.iteration(metrics)
             health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:
-                rows = sample_rows(scored.prompts, scored.completions, scored.rewards_B, scored.components, config)
+                given = (scored.prompts, scored.completions, scored.rewards_B, scored.components)
+                rows = sample_rows(*given, config, scored.logged.extras)
                 console.samples(rows)
                 log.samples(done, rows)
             if done < config.record_batches:  # for `jax_grpo.replay`

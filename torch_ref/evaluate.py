@@ -21,6 +21,7 @@ def evaluate(texts: Texts, prompts: Sequence[Prompt], config: Config) -> dict[st
         completions: list[str] = []
         for start in range(0, len(prompts), BATCH):
             completions += texts.complete(prompts[start : start + BATCH], generator).completions
+        texts.task.begin(0, texts.tokenizer.encode_batch(completions))
         scores = texts.task.score(prompts, completions)
         metrics[f"eval/{mode}/reward"] = float(total_reward(scores, texts.task.component_weights).mean())
         for name, values in applicable(scores, prompts).items():

@@ -5,6 +5,7 @@ Here are those that say what is asked of which model and what a run shows and ke
 checked in `config`. Nothing here touches JAX.
 """
 
+import difflib
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -137,11 +138,16 @@ class Mixture(Section):
         return self.parts[name].share / sum(part.share for part in self.parts.values())
 
 
+TASK_NAMES = ("policy", "environment", "length", "prompts", "mixed")
+
+
 class TaskConfig(Section):
     """What is asked and how it is scored."""
 
-    name: Literal["policy", "environment", "length", "mixed"] = "policy"
-    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `mixed` asks several in one batch."""
+    name: str = "policy"
+    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `mixed` asks several in one batch;
+    `prompts` asks those of a file of yours and has functions of yours reward them; `my_module:MyTask` or `my_file.py:MyTask` is
+    a task of your own."""
     mixture: Mixture | None = None
     """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
     prompt_style: Literal["full", "best_move"] = "full"
@@ -156,8 +162,25 @@ class TaskConfig(Section):
     """Environment task: share of prompts whose move is illegal."""
     engine: EngineConfig | None = None
     """null: the data set's labels and the rules of chess only."""
+    rewards_from: list[Text] | None = None
+    """`prompts`: reward functions with TRL's signature, `my_module:reward` or `my_file.py:reward` (TRL: reward_funcs)."""
+    reward_weights: list[float] | None = None
+    """`prompts`: one for each function; null: 1 for each (TRL: reward_weights)."""
+    stop: list[Text] = []
+    """`prompts`: texts before which a completion ends; end-of-text always ends it (TRL: generation_kwargs stop_strings)."""
+    timeout_s: Positive = 60.0
+    """`prompts`: seconds after which a reward function counts as hanging, and the run ends."""
 
     def _refusals(self) -> Iterator[str]:
+        if self.name not in TASK_NAMES and ":" not in self.name:
+            close = difflib.get_close_matches(self.name, TASK_NAMES, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            yield f"task.name is {self.name!r}; expected {', '.join(TASK_NAMES)}, or my_module:MyTask.{hint}"
+        if self.name != "prompts":
+            for key, value in self._not_default("rewards_from", "reward_weights", "stop", "timeout_s"):
+                yield f"task.{key} is {value!r}, which does nothing unless task.name is prompts; it is {self.name}"
+        elif self.rewards is not None:
+            yield "task.rewards is of built-in tasks; the weights of your functions are task.reward_weights"
         if self.engine is not None and self.engine.multipv < 5:
             yield (
                 f"task.engine.multipv is {self.engine.multipv}; expected at least 5: top_five and the five candidates are "

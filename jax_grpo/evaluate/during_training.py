@@ -47,7 +47,7 @@ class Evaluator:
 
     def __init__(self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config):
         self.prompts = list(prompts)
-        self._task, self._seed = task, config.seed
+        self._task, self._seed, self._tokenizer = task, config.seed, policy.tokenizer
         self._texts = _texts(policy.tokenizer, task, config)
         self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config)
         self._batches = []
@@ -64,6 +64,9 @@ class Evaluator:
             texts: list[str] = []
             for prompts, tokens, numbers in self._batches:
                 texts += self._texts.complete(program, params, prompts, tokens, numbers, self._seed)
+            self._task.begin(
+                0, self._tokenizer.encode_batch(texts)
+            )  # of the texts: those that were drawn may be others
             scores = checked_score(self._task, self.prompts, texts)
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             for name, values in applicable(scores, self.prompts).items():

@@ -8,9 +8,9 @@ import hashlib
 import random
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -132,8 +132,13 @@ class Heldout(NamedTuple):
     left_out: int = 0
 
 
-def heldout_positions(config: Config, training: PositionTable) -> Heldout | None:
-    """The first `evaluation.positions` that the run does not train on, or a PositionFileError; None when that is 0."""
+def heldout_positions(
+    config: Config, training: PositionTable, load: Callable[..., Any] = load_positions
+) -> Heldout | None:
+    """The first `evaluation.positions` that the run does not train on, or a PositionFileError; None when that is 0.
+
+    `load` reads a source as the training's was read: positions, or rows of a user's file.
+    """
     count, source = config.evaluation.positions, config.evaluation.source
     if count == 0:
         return None
@@ -141,7 +146,7 @@ def heldout_positions(config: Config, training: PositionTable) -> Heldout | None
     if source is not None:
         file = source not in ("packaged", "selfplay") and not Path(source).is_dir()
         asked = {"source": source, "format": "auto", "split": "all" if file else "heldout"}
-    table = load_positions(config.prompts.model_copy(update=asked), config.seed + 1, config.compilation_cache)
+    table = load(config.prompts.model_copy(update=asked), config.seed + 1, config.compilation_cache)
     if source is None:
         return Heldout(table[:count], len(table))
     new = np.flatnonzero(~np.isin(table.keys(), training.keys()))

@@ -27,8 +27,8 @@ class StopRule:
 
     transitions_SB: np.ndarray  # int32 [S, 256]
     accept: int  # the state that ends a completion; absorbing
-    # bool [S, 256]: whether the byte that leads to `accept` belongs to the text. A promotion letter does, a space does not.
-    includes_last_SB: np.ndarray
+    # int32 [S, 256]: of the byte that leads to `accept`, how many bytes up to it are no text. A promotion letter is, a space is not.
+    dropped_SB: np.ndarray
 
     def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
         """int32 [S, V]: the state after reading a token's bytes; end-of-text accepts from anywhere."""
@@ -49,8 +49,8 @@ class StopRule:
         for i, byte in enumerate(raw):
             following = int(self.transitions_SB[state, byte])
             if following == self.accept and state != self.accept:
-                end = i + int(self.includes_last_SB[state, byte])
-                return raw[:end].decode("utf-8", errors="replace"), True
+                end = i + 1 - int(self.dropped_SB[state, byte])
+                return raw[: max(end, 0)].decode("utf-8", errors="replace"), True
             state = following
         return text, False
 
@@ -67,8 +67,8 @@ def union(rules: Sequence[StopRule]) -> tuple[StopRule, list[int]]:
         for rule, offset in zip(rules, offsets, strict=False)
     ]
     transitions_SB = np.concatenate([*transitions, np.full((1, 256), accept)]).astype(np.int32)
-    includes_SB = np.concatenate([*(rule.includes_last_SB for rule in rules), np.zeros((1, 256), bool)])
-    return StopRule(transitions_SB, accept, includes_SB), offsets[:-1].tolist()
+    dropped_SB = np.concatenate([*(rule.dropped_SB for rule in rules), np.zeros((1, 256), np.int32)])
+    return StopRule(transitions_SB, accept, dropped_SB), offsets[:-1].tolist()
 
 
 def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:
@@ -77,12 +77,12 @@ def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *
     Arrows are (state, characters, state that they lead to); `include`: characters that lead to the last one belong to the text.
     """
     transitions_SB = np.repeat(np.array(default, np.int32)[:, None], 256, axis=1)
-    includes_SB = np.zeros_like(transitions_SB, bool)
+    dropped_SB = np.ones_like(transitions_SB)
     for state, chars, target in arrows:
         columns = [ord(char) for char in chars]
         transitions_SB[state, columns] = target
-        includes_SB[state, columns] = include
-    return StopRule(transitions_SB, len(default) - 1, includes_SB)
+        dropped_SB[state, columns] = not include
+    return StopRule(transitions_SB, len(default) - 1, dropped_SB)
 
 
 # States of the policy rule.
@@ -126,3 +126,25 @@ def environment_stop() -> StopRule:
 def word_stop() -> StopRule:
     """Before the first space or line break."""
     return _automaton([0, 1], [(0, " \n", 1)], include=False)
+
+
+@functools.cache
+def text_stop(strings: tuple[str, ...] = ()) -> StopRule:
+    """Before the first of these strings, whichever is complete first; with none, at end-of-text alone.
+
+    States are the prefixes of the strings (Aho & Corasick 1975): a byte leads to the longest prefix that the text now ends with.
+    """
+    wanted = [string.encode() for string in strings]
+    states = sorted({string[:length] for string in wanted for length in range(len(string))} | {b""}, key=len)
+    numbers = {prefix: number for number, prefix in enumerate(states)}
+    accept = len(states)
+    transitions_SB, dropped_SB = np.zeros((accept + 1, 256), np.int32), np.zeros((accept + 1, 256), np.int32)
+    transitions_SB[accept] = accept
+    for prefix, number in numbers.items():
+        for byte in range(256):
+            text = prefix + bytes([byte])
+            ended = [string for string in wanted if text.endswith(string)]
+            rest = next(numbers[text[start:]] for start in range(len(text) + 1) if text[start:] in numbers)
+            transitions_SB[number, byte] = accept if ended else rest
+            dropped_SB[number, byte] = max(map(len, ended), default=0)
+    return StopRule(transitions_SB, accept, dropped_SB)
