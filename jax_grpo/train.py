@@ -70,8 +70,8 @@ def train(
 ) -> Path:
     """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
 
-    A `task` of your own takes the place of the one that the config names, whose section is then left out. `resume` is `auto`, or
-    the checkpoint or run folder to continue from; `restart` begins again where an unfinished run is. `argv` are the command
+    A `task` of your own takes the place of the one that the config names, whose section is then left out; `rewards` are functions
+    for `task.name: prompts`, in the place of `task.rewards_from`. `resume` is `auto`, or the checkpoint or run folder to continue from; `restart` begins again where an unfinished run is. `argv` are the command
     line's arguments, for `run.json` and the command that continues; None when called from Python.
     """
     with locked_folder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:

@@ -27,7 +27,7 @@ class StopRule:
 
     transitions_SB: np.ndarray  # int32 [S, 256]
     accept: int  # the state that ends a completion; absorbing
-    # int32 [S, 256]: of the byte that leads to `accept`, how many bytes up to it are no text. A promotion letter is, a space is not.
+    # int32 [S, 256]: how many bytes up to the one that leads to `accept` are no text: none with a promotion letter, one with a space.
     dropped_SB: np.ndarray
 
     def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
