@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from jax_grpo.objective import beyond_guardrail
 from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
 from jax_grpo.programs import context, make_programs, phase_flops, reference_copy, unscored, with_logps
-from jax_grpo.prompts.load import LOADERS
 from jax_grpo.report.records import distinct_share
 from jax_grpo.rollout.generate import Rollout, completion_ids, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.run.checkpoints import abstract, content_hash, restore
@@ -32,8 +32,19 @@ from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory, trim
 from jax_grpo.system.phases import Phases
-from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Logged, Prompt, Task, about_every_row, applicable, caps, checked_score, total_reward
+from jax_grpo.tasks import make_task, require_task
+from jax_grpo.tasks.base import (
+    Logged,
+    Prompt,
+    Task,
+    TrainerState,
+    about_every_row,
+    applicable,
+    caps,
+    checked_score,
+    total_reward,
+)
+from jax_grpo.tasks.imported import code_hashes
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
 
 
@@ -52,7 +63,7 @@ class Scored(NamedTuple):
     components: dict[str, np.ndarray]
     rewards_B: np.ndarray
     rollout: Rollout
-    logged: Logged
+    logged: Logged = Logged({}, {})
 
 
 class Trainer:
@@ -70,15 +81,12 @@ class Trainer:
             raise ConfigError(
                 "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
             )
-        if rewards is not None and (task is not None or config.task.name != "prompts"):
-            raise ConfigError("rewards: functions reward the prompts of task.name prompts, and no other task's")
         self.config = config
+        self.task: Task = make_task(config.task, rewards) if task is None else require_task(task, "task")
+        self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
+        self.dataset = PromptDataset(self.positions, config.seed)
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
-        self.task: Task = make_task(config.task, rewards) if task is None else task
-        self.load = LOADERS[self.task.reads]
-        self.positions = self.load(config.prompts, config.seed, config.compilation_cache)
-        self.dataset = PromptDataset(self.positions, config.seed)
         self._require_fitting_prompts()
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
         self.generate, self.score, self.update = programs
@@ -91,6 +99,7 @@ class Trainer:
             "reference": None if self.reference is None else content_hash(self.reference),
             "positions": self.positions.identity,
             "task": None if task is None else f"{type(task).__module__}.{type(task).__qualname__}",
+            "code": code_hashes(self.task.code()),
         }
 
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
@@ -147,7 +156,8 @@ class Trainer:
         task = config.task.model_dump(exclude={"engine", "rewards"})  # neither changes a prompt
         order = [config.seed, drawn, config.prompts.per_iteration]
         what = [jax_grpo.__version__, self.positions.identity, self.tokenizer.fingerprint(), task, order]
-        remembered = Remembered(config.compilation_cache, "longest_prompt", what)
+        own = any(inspect.isclass(made) and not made.__module__.startswith("jax_grpo.") for made in self.task.code())
+        remembered = Remembered(None if own else config.compilation_cache, "longest_prompt", what)
         if isinstance(remembered.value, int) and remembered.value <= config.prompts.max_prompt_tokens:
             return
         longest = 0
@@ -184,8 +194,8 @@ class Trainer:
             self.task.stop_rule.truncate(text, prompt.start_state)[0]
             for prompt, text in zip(prompts, decode_completions(rollout, self.tokenizer), strict=True)
         ]
-        self.task.begin(iteration, completion_ids(rollout))
-        components = checked_score(self.task, prompts, completions)
+        state = TrainerState(iteration, config.iterations)
+        components = checked_score(self.task, prompts, completions, completion_ids(rollout), state)
         rewards_B = total_reward(components, self.task.component_weights)
         if (penalty := config.objective.overlong_penalty) is not None:
             rewards_B = rewards_B + self._overlong(prompts, rollout, penalty.length) * np.float32(penalty.weight)

@@ -21,12 +21,21 @@ from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.config.files import weights_directory
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.dataset import PromptDataset, heldout_positions, told
-from jax_grpo.prompts.load import LOADERS
 from jax_grpo.report.console import Console
 from jax_grpo.report.log import MetricsLog
 from jax_grpo.report.records import read_records, sample_rows
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Prompt, Task, about_every_row, applicable, caps, total_reward
+from jax_grpo.tasks.base import (
+    Prompt,
+    RewardError,
+    Task,
+    TrainerState,
+    about_every_row,
+    applicable,
+    caps,
+    checked_score,
+    total_reward,
+)
 from jax_grpo.tasks.engine import EngineError
 from torch_ref import options as choices
 from torch_ref.advantages import component_advantages, group_advantages, groups_without_signal, overlong_penalty
@@ -53,8 +62,7 @@ class Trainer:
         self.state: TrainState = start(model, config, chosen.adamw)
         self.task: Task = make_task(config.task)
         self.texts = Texts(model, self.tokenizer, self.task, config)
-        self.load = LOADERS[self.task.reads]
-        self.positions = self.load(config.prompts, config.seed, config.compilation_cache)
+        self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)
         self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
 
@@ -67,8 +75,8 @@ class Trainer:
         repeated = [prompt for prompt in prompts for _ in range(group)]
         rollout = self.texts.complete(repeated, self.generator)
         seconds["time/rollout"] = time.perf_counter() - began
-        self.task.begin(iteration, rollout.completion_ids())
-        components = self.task.score(repeated, rollout.completions)
+        state = TrainerState(iteration, config.iterations)
+        components = checked_score(self.task, repeated, rollout.completions, rollout.completion_ids(), state)
         rewards_B, advantages_B, flat = self._advantages(repeated, components, rollout)
         seconds["time/reward"] = time.perf_counter() - began - sum(seconds.values())
         batch = self.scored(self._batch(rollout, advantages_B))
@@ -224,7 +232,7 @@ def train(config: Config, chosen: Options) -> Path:
         console.note(f"{config.model.weights or 'random weights'}, PyTorch on {chosen.device}, run folder {run_dir}")
         for caution in config.cautions():
             console.warning(f"caution: {caution}")
-        held = heldout_positions(config, trainer.positions, trainer.load)
+        held = heldout_positions(config, trainer.positions, trainer.task.read)
         console.note(told(trainer.positions, held))
         heldout = [
             trainer.task.prompt(position, index) for index, position in enumerate(held.positions if held else [])
@@ -233,7 +241,7 @@ def train(config: Config, chosen: Options) -> Path:
             last = iteration == config.iterations
             every = config.evaluation.every
             if heldout and (iteration == 0 or last or (every and iteration % every == 0)):
-                scores = evaluate(trainer.texts, heldout, config)
+                scores = evaluate(trainer.texts, heldout, config, iteration)
                 log.write({"iteration": iteration, **scores})
                 console.evaluation(iteration, scores)
             if last:
@@ -269,7 +277,7 @@ def main(argv: list[str] | None = None) -> None:
         config = config.with_micro_batches(config.update.parts)  # refuses auto before anything runs
         check_files(config)
         train(config, choices.options(arguments))
-    except (ConfigError, EngineError, NonFiniteUpdates, OSError, ValueError) as error:
+    except (ConfigError, EngineError, NonFiniteUpdates, RewardError, OSError, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
 

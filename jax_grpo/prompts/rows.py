@@ -14,13 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from jax_grpo.config.sections import PromptsConfig
-from jax_grpo.positions.position import FILE_SHARE, SHARES, digest
+from jax_grpo.positions.dataset import of_split
+from jax_grpo.positions.position import digest
 from jax_grpo.positions.table import read_parquet
 from jax_grpo.system.whole_files import file_hash
 
 PROMPT = "prompt"
 FORMATS = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-STATE = "state.json"  # of a folder that `datasets` saved: it names the Arrow files
+STATE, SPLITS = (
+    "state.json",
+    "dataset_dict.json",
+)  # of a folder that `datasets` saved: the Arrow files, or several such folders
 
 
 class PromptFileError(ValueError):
@@ -37,17 +41,21 @@ class Row(NamedTuple):
 class PromptTable(Sequence[Row]):
     """Rows in the order of their source; an index gives one, a slice a list.
 
-    `identity` is of the source's bytes; `apart` is how many rows the source has in the other split, None where that is not known.
+    `columns` are the names of all but the prompt; `identity` is of the source's bytes; `apart` is how many rows the source has in
+    the other split, None where that is not known.
     """
+
+    noun = "prompts"
 
     def __init__(
         self,
         prompts: Sequence[str],
+        columns: Sequence[str],
         columns_of: Callable[[int], Mapping[str, Any]],
         identity: str,
         apart: int | None = None,
     ):
-        self.identity, self.apart = identity, apart
+        self.columns, self.identity, self.apart = list(columns), identity, apart
         self._prompts, self._columns_of = prompts, columns_of
 
     def __len__(self) -> int:
@@ -68,9 +76,10 @@ class PromptTable(Sequence[Row]):
 
     def where(self, mask: np.ndarray, identity: str) -> "PromptTable":
         """The rows where the mask [len] is true; the others are the source's other split."""
-        numbers = np.flatnonzero(mask)
+        numbers: list[int] = np.flatnonzero(mask).tolist()
         prompts = [self._prompts[number] for number in numbers]
-        return PromptTable(prompts, lambda i: self._columns_of(int(numbers[i])), identity, int((~mask).sum()))
+        apart = len(self) - len(numbers)
+        return PromptTable(prompts, self.columns, lambda i: self._columns_of(numbers[i]), identity, apart)
 
     def identity_as_in(self, old: str) -> str:
         """The identity in the form of one that a checkpoint holds, of which there is one."""
@@ -80,31 +89,20 @@ class PromptTable(Sequence[Row]):
 def load_prompts(config: PromptsConfig, seed: int = 0, cache: str | None = None) -> PromptTable:
     """Rows of the config's source and split, or a PromptFileError; `seed` and `cache` are for sources of positions."""
     path = Path(config.source)
-    table = _read(path, config.format)
-    if not len(table):
-        raise PromptFileError(f"{path}: no rows in it")
-    if config.split == "all":
-        return table
-    heldout = table.keys() % SHARES < round(FILE_SHARE * SHARES)
-    part = table.where(heldout == (config.split == "heldout"), f"{config.split} of {table.identity}")
-    if len(part):
-        return part
-    what, how_many, remedy = {
-        "heldout": ("held-out prompts", "none", "Give others as evaluation.source, or set evaluation.positions to 0"),
-        "train": ("prompts to train on", "all", "Set prompts.split to all, which trains on all of them"),
-    }[config.split]
-    raise PromptFileError(
-        f"{path} has no {what}: a hash of a prompt holds out about one in ten, and {how_many} of its {len(table)}. {remedy}"
-    )
+    return of_split(_read(path, config.format), path, config.split, "prompt", PromptFileError)
 
 
 def _read(path: Path, file_format: str) -> PromptTable:
     if (path / STATE).is_file():
         return _of_arrow(path, *_saved_dataset(path))
     if path.is_dir():
-        raise PromptFileError(f"{path} has no {STATE}: expected a file, or a folder of `datasets.Dataset.save_to_disk`")
+        found = sorted(str(part.parent) for part in path.glob(f"*/{STATE}")) if (path / SPLITS).is_file() else []
+        hint = f" It holds several data sets; give one: {', '.join(found)}" if found else ""
+        raise PromptFileError(
+            f"{path} has no {STATE}: expected a file, or a folder of `datasets.Dataset.save_to_disk`.{hint}"
+        )
     if not path.is_file():
-        raise PromptFileError(f"{path}: no such file; expected one with a {PROMPT!r} column as prompts.source")
+        raise PromptFileError(f"{path}: no such file; expected one with a {PROMPT!r} column")
     kind = FORMATS.get(path.suffix.lower()) if file_format == "auto" else file_format
     if kind not in FORMATS.values():
         raise PromptFileError(f"{path}: prompts are read from {', '.join(FORMATS)}; not from {kind or path.suffix!r}")
@@ -123,14 +121,16 @@ def _of_jsonl(path: Path, identity: str) -> PromptTable:
     for number, line in _text_lines(path):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
+        place = f"{path}:{number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise PromptFileError(f"{where}: {line.strip()[:60]!r} is not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise PromptFileError(f"{where}: {line.strip()[:60]!r}; expected an object")
-        prompts.append(_prompt(row.get(PROMPT), where, row))
+            pairs = json.loads(line, object_pairs_hook=_Pairs)
+        except (ValueError, RecursionError) as error:
+            raise PromptFileError(f"{place}: {line.strip()[:60]!r} is not JSON ({error})") from error
+        if not isinstance(pairs, _Pairs):
+            raise PromptFileError(f"{place}: {line.strip()[:60]!r}; expected an object")
+        _require_single([name for name, _ in pairs], place)
+        row = dict(pairs)
+        prompts.append(_prompt(row.get(PROMPT), place, row))
         lines.append(line)
         names |= dict.fromkeys(row)
     others = [name for name in names if name != PROMPT]
@@ -139,35 +139,44 @@ def _of_jsonl(path: Path, identity: str) -> PromptTable:
         row = json.loads(lines[index])
         return {name: row.get(name) for name in others}
 
-    return PromptTable(prompts, columns_of, identity)
+    return PromptTable(prompts, others, columns_of, identity)
+
+
+class _Pairs(list):
+    """What stands in a JSON object, a name that is there twice included."""
 
 
 def _of_csv(path: Path, identity: str) -> PromptTable:
     """The first line names the columns; values are texts."""
     reader = csv.reader(line for _, line in _text_lines(path))
-    names, rows = next(reader, []), []
-    if names and PROMPT not in names:
-        raise PromptFileError(f"{path}:1: columns {', '.join(names)}; expected one called {PROMPT!r}")
-    for values in reader:
-        if len(values) != len(names):
-            raise PromptFileError(
-                f"{path}:{reader.line_num}: {len(values)} values; expected {len(names)}, as in line 1"
-            )
-        rows.append(dict(zip(names, values, strict=True)))
-        _prompt(rows[-1][PROMPT], f"{path}:{reader.line_num}", rows[-1])
-    columns = [{name: value for name, value in row.items() if name != PROMPT} for row in rows]
-    return PromptTable([row[PROMPT] for row in rows], columns.__getitem__, identity)
+    try:
+        names, rows = next(reader, []), []
+        if names and PROMPT not in names:
+            raise PromptFileError(f"{path}:1: columns {', '.join(names)}; expected one called {PROMPT!r}")
+        _require_single(names, f"{path}:1")
+        for values in reader:
+            place = f"{path}:{reader.line_num}"
+            if not values:  # an empty line
+                continue
+            if len(values) != len(names):
+                raise PromptFileError(f"{place}: {len(values)} values; expected {len(names)}, as in line 1")
+            rows.append(dict(zip(names, values, strict=True)))
+            _prompt(rows[-1][PROMPT], place, rows[-1])
+    except csv.Error as error:
+        raise PromptFileError(f"{path}:{reader.line_num}: not CSV ({error})") from error
+    prompts, others = [row.pop(PROMPT) for row in rows], [name for name in names if name != PROMPT]
+    return PromptTable(prompts, others, rows.__getitem__, identity)
 
 
 def _of_arrow(path: Path, table: pa.Table, identity: str) -> PromptTable:
-    if PROMPT not in table.column_names:
-        raise PromptFileError(f"{path}: columns {', '.join(table.column_names)}; expected one called {PROMPT!r}")
+    names = table.column_names
+    if PROMPT not in names:
+        raise PromptFileError(f"{path}: columns {', '.join(names)}; expected one called {PROMPT!r}")
+    _require_single(names, str(path))
     table = table.combine_chunks()  # one chunk a column: a row is found without a search
     prompts = [_prompt(text, f"{path}: row {i}", {PROMPT: text}) for i, text in enumerate(table[PROMPT].to_pylist())]
-    others = table.drop_columns(PROMPT)
-    return PromptTable(
-        prompts, lambda index: others.slice(index, 1).to_pylist()[0] if others.num_columns else {}, identity
-    )
+    rest = table.drop_columns(PROMPT)
+    return PromptTable(prompts, rest.column_names, lambda i: (rest.slice(i, 1).to_pylist() or [{}])[0], identity)
 
 
 def _saved_dataset(path: Path) -> tuple[pa.Table, str]:
@@ -183,15 +192,30 @@ def _saved_dataset(path: Path) -> tuple[pa.Table, str]:
 
 
 def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from enumerate(file, start=1)
-    except UnicodeDecodeError as error:
-        raise PromptFileError(f"{path}: not UTF-8 text ({error})") from error
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                raise PromptFileError(
+                    f"{path}:{number}: byte {error.start + 1} is 0x{byte:02x}, which is not UTF-8"
+                ) from error
 
 
-def _prompt(value: object, where: str, row: Mapping[str, Any]) -> str:
+def _require_single(names: Sequence[str], place: str) -> None:
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise PromptFileError(f"{place}: the column {twice[0]!r} is there twice")
+
+
+def _prompt(value: object, place: str, row: Mapping[str, Any]) -> str:
     if isinstance(value, str) and value:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise PromptFileError(
+                f"{place}: {PROMPT} {value[:60]!r} holds half a surrogate pair, which is no text"
+            ) from None
         return value
-    have = f"it has {', '.join(row)}" if PROMPT not in row else f"{PROMPT} is {value!r}"
-    raise PromptFileError(f"{where}: {have}; expected a text that is not empty as {PROMPT!r}")
+    have = f"it has {', '.join(row) or 'nothing'}" if PROMPT not in row else f"{PROMPT} is {value!r:.80}"
+    raise PromptFileError(f"{place}: {have}; expected a text that is not empty as {PROMPT!r}")

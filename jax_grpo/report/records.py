@@ -71,7 +71,7 @@ def sample_rows(
             "components": {name: _finite(values[0]) for name, values in own.items()},
         }
         if extras:
-            row["extra"] = {name: values[i] for name, values in extras.items()}
+            row["extra"] = {name: _plain(values[i]) for name, values in extras.items()}
         if (position := prompts[i].position) is not None:
             # A completion of a task that rewards no legal moves is not moves.
             moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
@@ -85,6 +85,13 @@ def distinct_share(completions: Sequence[str], group_size: int) -> float:
     """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
     groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
     return float(np.mean([len(set(group)) / len(group) for group in groups]))
+
+
+def _plain(value: Any) -> Any:
+    """A value as strict JSON has it: anything it has no word for is a text, a number that is not finite null."""
+    if isinstance(value, str | int | None):
+        return value
+    return _finite(float(value)) if hasattr(value, "__float__") else str(value)
 
 
 def _finite(value: float) -> float | None:

@@ -11,8 +11,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.positions.dataset import load_positions
 from jax_grpo.positions.position import Position
+from jax_grpo.prompts.rows import load_prompts
 from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tasks.imported import source_file, where
 from jax_grpo.tasks.stop import StopRule
 
 
@@ -29,11 +33,21 @@ class Prompt:
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the row of a user's file that asks
 
 
+class TrainerState(NamedTuple):
+    """How far the run is; one optimiser step an iteration makes these TRL's (TRL: trainer_state)."""
+
+    global_step: int  # iterations that are done
+    max_steps: int  # iterations of the whole run
+
+
 class Logged(NamedTuple):
     """What a task's rewards said beside their values."""
 
-    metrics: Mapping[str, list[float]]  # by name, every value that was logged
-    extras: Mapping[str, list[Any]]  # by name, one value a completion
+    metrics: dict[str, list[float]]  # by name, every value that was logged
+    extras: dict[str, list[Any]]  # by name, one value a completion
+
+
+READERS = {"positions": load_positions, "prompts": load_prompts}
 
 
 class Task(Protocol):
@@ -42,18 +56,26 @@ class Task(Protocol):
     name: str
     stop_rule: StopRule
     component_weights: Mapping[str, float]
-    reads: Literal["positions", "prompts"] = "positions"  # what `prompts.source` has: `Position`, or `prompts.rows.Row`
+    reads: Literal["positions", "prompts"] = "positions"  # what `prompts.source` has: `Position`s of chess, or `Row`s
+
+    def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
+        """What the source and split of the config have, as a table of what `reads` says; its errors are ValueErrors."""
+        return READERS[self.reads](prompts, seed, cache)
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         """The prompt for a position, or a row; a function of its arguments alone."""
         ...
 
-    def begin(self, step: int, completion_ids: Sequence[Sequence[int]]) -> None:
-        """What the `score` behind it is of, beside its texts: the iteration, and each completion's tokens. May do nothing."""
+    def begin(self, state: TrainerState, completion_ids: Sequence[Sequence[int]]) -> None:
+        """Said before each `score`: how far the run is, and the tokens of each completion. May do nothing."""
 
     def logged(self) -> Logged:
         """What was said since `begin` beside the components."""
         return Logged({}, {})
+
+    def code(self) -> Sequence[Any]:
+        """Classes and functions that the task is made of: a run that continues says which of the user's files changed."""
+        return [type(self)]
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         """Raw components [B] float32 of stop-truncated completions, by name, in the order of `component_weights`."""
@@ -115,19 +137,26 @@ class RewardError(RuntimeError):
     """
 
 
-def checked_score(task: Task, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
+def checked_score(
+    task: Task,
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]] = (),
+    state: TrainerState = TrainerState(0, 0),  # noqa: B008 (immutable)
+) -> dict[str, np.ndarray]:
     """`task.score`, each component float32 [B] and finite; masked, and 0, where it is not about the row.
 
     Raises:
         RewardError: it raises, or a component is missing, None, NaN or of the wrong length.
         EngineError: the engine's own failure, as it is.
     """
+    task.begin(state, completion_ids)
     try:
         components = task.score(prompts, completions)
     except (EngineError, RewardError):
         raise
     except Exception as error:  # a task is anybody's code
-        raise RewardError(_blame(task, prompts, completions, error)) from error
+        raise RewardError(_blame(task, prompts, completions, completion_ids, state, error)) from error
     if not isinstance(components, Mapping) or set(components) != set(task.component_weights):
         returned = ", ".join(map(str, components)) if isinstance(components, Mapping) else repr(components)[:80]
         raise RewardError(
@@ -155,19 +184,19 @@ def _checked(where: str, values: object, prompts: Sequence[Prompt], completions:
     return values_B.astype(np.float32)
 
 
-def _blame(task: Task, prompts: Sequence[Prompt], completions: Sequence[str], error: Exception) -> str:
+def _blame(task: Task, prompts, completions, completion_ids, state: TrainerState, error: Exception) -> str:
     """Scores one by one, to find the sample that raises."""
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        task.begin(state, completion_ids[row : row + 1])
         try:
             task.score([prompt], [completion])
         except Exception as single:
-            return (
-                f"task {task.name!r} raised {type(single).__name__}: {single}. {sample_text(prompts, completions, row)}"
+            said = (
+                f"{where(single, source_file(type(task)))}: task {task.name!r} raised {type(single).__name__}: {single}"
             )
-    return (
-        f"task {task.name!r} raised {type(error).__name__}: {error}; it does so on the batch of {len(completions)}, on none "
-        f"of its samples alone"
-    )
+            return f"{said}. {sample_text(prompts, completions, row)}"
+    said = f"{where(error, source_file(type(task)))}: task {task.name!r} raised {type(error).__name__}: {error}"
+    return f"{said}; it does so on the batch of {len(completions)}, on none of its samples alone"
 
 
 def sample_text(prompts: Sequence[Prompt], completions: Sequence[str], row: int) -> str:

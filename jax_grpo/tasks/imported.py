@@ -2,9 +2,15 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from jax_grpo.system.whole_files import file_hash
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class ImportedError(ValueError):
@@ -58,7 +64,7 @@ def _file(path: Path) -> Any:
 
 
 def where(error: BaseException, file: str | None = None) -> str:
-    """File and line at which an exception was raised: the last within `file`, where that is given and in the traceback."""
+    """File and line at which an exception was raised: the last within `file`, where one of the traceback is."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = []
@@ -69,3 +75,18 @@ def where(error: BaseException, file: str | None = None) -> str:
     own = [frame for frame in frames if frame[0] == file]
     path, line = (own or frames or [("?", 0)])[-1]
     return f"{path}:{line}"
+
+
+def source_file(code: Any) -> str | None:
+    """The file that a function, a class or a callable object was written in; None: in none, as in a notebook."""
+    code = inspect.unwrap(code)
+    try:
+        return inspect.getsourcefile(code if inspect.isroutine(code) or inspect.isclass(code) else type(code))
+    except TypeError:  # a builtin, or of a module that has no file
+        return None
+
+
+def code_hashes(code: Iterable[Any]) -> dict[str, str]:
+    """SHA-256 of each of the user's files that the code was written in, by the file's name."""
+    files = {Path(file).resolve() for each in code if (file := source_file(each)) is not None}
+    return {file.name: file_hash(file) for file in sorted(files) if file.is_file() and PACKAGE not in file.parents}

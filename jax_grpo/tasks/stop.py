@@ -27,8 +27,11 @@ class StopRule:
 
     transitions_SB: np.ndarray  # int32 [S, 256]
     accept: int  # the state that ends a completion; absorbing
-    # int32 [S, 256]: how many bytes up to the one that leads to `accept` are no text: none with a promotion letter, one with a space.
-    dropped_SB: np.ndarray
+    # bool [S, 256]: whether the byte that leads to `accept` belongs to the text. A promotion letter does, a space does not.
+    includes_last_SB: np.ndarray
+    before_SB: np.ndarray | None = (
+        None  # int32 [S, 256]: bytes before that one that belong to the stop, not the text; null: none
+    )
 
     def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
         """int32 [S, V]: the state after reading a token's bytes; end-of-text accepts from anywhere."""
@@ -49,8 +52,9 @@ class StopRule:
         for i, byte in enumerate(raw):
             following = int(self.transitions_SB[state, byte])
             if following == self.accept and state != self.accept:
-                end = i + 1 - int(self.dropped_SB[state, byte])
-                return raw[: max(end, 0)].decode("utf-8", errors="replace"), True
+                before = 0 if self.before_SB is None else int(self.before_SB[state, byte])
+                end = i + int(self.includes_last_SB[state, byte]) - before
+                return raw[:end].decode("utf-8", errors="replace"), True
             state = following
         return text, False
 
@@ -67,8 +71,10 @@ def union(rules: Sequence[StopRule]) -> tuple[StopRule, list[int]]:
         for rule, offset in zip(rules, offsets, strict=False)
     ]
     transitions_SB = np.concatenate([*transitions, np.full((1, 256), accept)]).astype(np.int32)
-    dropped_SB = np.concatenate([*(rule.dropped_SB for rule in rules), np.zeros((1, 256), np.int32)])
-    return StopRule(transitions_SB, accept, dropped_SB), offsets[:-1].tolist()
+    includes_SB = np.concatenate([*(rule.includes_last_SB for rule in rules), np.zeros((1, 256), bool)])
+    before = [np.zeros_like(r.transitions_SB) if r.before_SB is None else r.before_SB for r in rules]
+    before_SB = np.concatenate([*before, np.zeros((1, 256), np.int32)])
+    return StopRule(transitions_SB, accept, includes_SB, before_SB), offsets[:-1].tolist()
 
 
 def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:
@@ -77,12 +83,12 @@ def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *
     Arrows are (state, characters, state that they lead to); `include`: characters that lead to the last one belong to the text.
     """
     transitions_SB = np.repeat(np.array(default, np.int32)[:, None], 256, axis=1)
-    dropped_SB = np.ones_like(transitions_SB)
+    includes_SB = np.zeros_like(transitions_SB, bool)
     for state, chars, target in arrows:
         columns = [ord(char) for char in chars]
         transitions_SB[state, columns] = target
-        dropped_SB[state, columns] = not include
-    return StopRule(transitions_SB, len(default) - 1, dropped_SB)
+        includes_SB[state, columns] = include
+    return StopRule(transitions_SB, len(default) - 1, includes_SB)
 
 
 # States of the policy rule.
@@ -133,12 +139,13 @@ def text_stop(strings: tuple[str, ...] = ()) -> StopRule:
     """Before the first of these strings, whichever is complete first; with none, at end-of-text alone.
 
     States are the prefixes of the strings (Aho & Corasick 1975): a byte leads to the longest prefix that the text now ends with.
+    Where two strings are complete at one byte, the longer is left out.
     """
     wanted = [string.encode() for string in strings]
     states = sorted({string[:length] for string in wanted for length in range(len(string))} | {b""}, key=len)
     numbers = {prefix: number for number, prefix in enumerate(states)}
     accept = len(states)
-    transitions_SB, dropped_SB = np.zeros((accept + 1, 256), np.int32), np.zeros((accept + 1, 256), np.int32)
+    transitions_SB, before_SB = np.zeros((accept + 1, 256), np.int32), np.zeros((accept + 1, 256), np.int32)
     transitions_SB[accept] = accept
     for prefix, number in numbers.items():
         for byte in range(256):
@@ -146,5 +153,5 @@ def text_stop(strings: tuple[str, ...] = ()) -> StopRule:
             ended = [string for string in wanted if text.endswith(string)]
             rest = next(numbers[text[start:]] for start in range(len(text) + 1) if text[start:] in numbers)
             transitions_SB[number, byte] = accept if ended else rest
-            dropped_SB[number, byte] = max(map(len, ended), default=0)
-    return StopRule(transitions_SB, accept, dropped_SB)
+            before_SB[number, byte] = max(map(len, ended), default=1) - 1
+    return StopRule(transitions_SB, accept, np.zeros_like(before_SB, bool), before_SB)
