@@ -158,5 +158,6 @@ def _numbers(reward: Reward, answer: Any, prompts: Sequence[Prompt], completions
         if value is not None and not (hasattr(value, "__float__") and math.isfinite(value)):
             sample = sample_text(prompts, completions, row)
             raise RewardError(f"{reward.place} returned {value!r:.80}; expected a finite number or None. {sample}")
-    numbers = np.array([0 if value is None else float(value) for value in values], np.float32)
+    with np.errstate(over="ignore"):  # an infinity is refused by who asks
+        numbers = np.array([0 if value is None else float(value) for value in values], np.float32)
     return np.ma.masked_array(numbers, [value is None for value in values])
