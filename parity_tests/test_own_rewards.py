@@ -273,9 +273,9 @@ STRINGS = st.lists(st.text("ab\n", min_size=1, max_size=3), min_size=1, max_size
 def test_a_text_ends_before_the_stop_that_is_complete_first(strings, text):
     ends = [(at + len(stop), at) for stop in strings if (at := text.find(stop)) >= 0]
     expected = (text[: min(ends)[1]], True) if ends else (text, False)
-    assert text_stop(tuple(strings)).truncate(text, 0) == expected
+    assert text_stop(*strings).truncate(text, 0) == expected
 
 
 def test_stops_are_of_bytes_and_none_ends_nothing():
-    assert text_stop(("ü\n",)).truncate("grün ü\nnach", 0) == ("grün ", True)
+    assert text_stop("ü\n").truncate("grün ü\nnach", 0) == ("grün ", True)
     assert text_stop().truncate("any\n\ntext", 0) == ("any\n\ntext", False)

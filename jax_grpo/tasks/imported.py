@@ -47,11 +47,11 @@ def imported(spec: str, key: str) -> Any:
 
 
 def _file(path: Path) -> Any:
-    """The module of a file, made once for all that is named of it."""
-    name = f"jax_grpo_user_{path.stem}_{abs(hash(str(path.resolve())))}"
+    """The module of a file, made once for all that is named of it, and again when the file has changed."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    name = f"jax_grpo_user_{path.stem}_{abs(hash((str(path.resolve()), file_hash(path))))}"
     if name not in sys.modules:
-        if not path.is_file():
-            raise FileNotFoundError(path)
         found = importlib.util.spec_from_file_location(name, path)
         assert found is not None and found.loader is not None, "a .py file has a loader"
         sys.modules[name] = importlib.util.module_from_spec(found)

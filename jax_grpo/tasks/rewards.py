@@ -54,7 +54,7 @@ class RewardsTask(Task):
             names = ", ".join(reward.name for reward in self._rewards)
             raise ConfigError(f"task.reward_weights has {len(weights)} numbers; expected one for each of {names}")
         self.component_weights = {reward.name: weight for reward, weight in zip(self._rewards, weights, strict=True)}
-        self.stop_rule = text_stop(tuple(config.stop))
+        self.stop_rule = text_stop(*config.stop)
         self._calls, self._timeout_s = Calls(config.timeout_s), config.timeout_s
         self.begin(TrainerState(0, 0), ())
 

@@ -135,7 +135,7 @@ def word_stop() -> StopRule:
 
 
 @functools.cache
-def text_stop(strings: tuple[str, ...] = ()) -> StopRule:
+def text_stop(*strings: str) -> StopRule:
     """Before the first of these strings, whichever is complete first; with none, at end-of-text alone.
 
     States are the prefixes of the strings (Aho & Corasick 1975): a byte leads to the longest prefix that the text now ends with.
