@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from jax_grpo.model.named import Policy, load_named
     from jax_grpo.model.tokenizer import Tokenizer
     from jax_grpo.positions.position import Position
+    from jax_grpo.prompts.rows import Row
     from jax_grpo.report.records import read_records
     from jax_grpo.tasks.base import Prompt, Task
-    from jax_grpo.tasks.stop import StopRule, word_stop
+    from jax_grpo.tasks.stop import StopRule, text_stop, word_stop
     from jax_grpo.train import train
     from jax_grpo.trainer import Trainer
 
@@ -28,9 +29,10 @@ _NAMES = {
     "model.named": ("Policy", "load_named"),
     "model.tokenizer": ("Tokenizer",),
     "positions.position": ("Position",),
+    "prompts.rows": ("Row",),
     "report.records": ("read_records",),
     "tasks.base": ("Prompt", "Task"),
-    "tasks.stop": ("StopRule", "word_stop"),
+    "tasks.stop": ("StopRule", "text_stop", "word_stop"),
     "trainer": ("Trainer",),
 }
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Policy",
     "Position",
     "Prompt",
+    "Row",
     "StopRule",
     "Task",
     "Tokenizer",
@@ -45,6 +48,7 @@ __all__ = [
     "load_config",
     "load_named",
     "read_records",
+    "text_stop",
     "train",
     "word_stop",
 ]

@@ -10,7 +10,7 @@ import dataclasses
 import shlex
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from jax_grpo.system import compilation
 from jax_grpo.system.memory import give_back_early
 from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.system.process import StopSignals
+from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import RewardError, Task, applicable
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.trainer import NonFiniteUpdates, Trainer
@@ -63,15 +64,17 @@ def train(
     config: Config,
     *,
     task: Task | None = None,
+    rewards: Sequence[Callable[..., Any]] | None = None,
     resume: str | None = None,
     restart: bool = False,
     argv: Sequence[str] | None = None,
 ) -> Path:
     """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
 
-    A `task` of your own takes the place of the one that the config names, whose section is then left out. `resume` is `auto`, or
-    the checkpoint or run folder to continue from; `restart` begins again where an unfinished run is. `argv` are the command
-    line's arguments, for `run.json` and the command that continues; None when called from Python.
+    A `task` of your own takes the place of the one that the config names, whose section is then left out; `rewards` are functions
+    for `task.name: prompts`, in the place of `task.rewards_from`. `resume` is `auto`, or the checkpoint or run folder to continue
+    from; `restart` begins again where an unfinished run is. `argv` are the command line's arguments, for `run.json` and the command
+    that continues; None when called from Python.
     """
     with locked_folder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
         # Where it begins; nothing is changed yet, since the model or the data may refuse to continue.
@@ -79,17 +82,23 @@ def train(
         origin = continuing.find_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
-        if task is None:
+        if task is None and rewards is None:
+            if (
+                config.update.micro_batches == "auto"
+            ):  # which compiles: bad code and bad data of the user's are told before
+                with contextlib.closing(make_task(config.task)) as own:
+                    own.read(config.prompts, config.seed, config.compilation_cache)
             config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
         changes = continuing.require_same_run(origin, config) if origin else []
 
         # What it trains, on which data.
-        trainer = Trainer(config, task)
+        trainer = Trainer(config, task, rewards)
         cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
-        heldout = heldout_positions(config, trainer.positions)
+        heldout = heldout_positions(config, trainer.positions, trainer.task.read)
         evaluator = make_evaluator(trainer, heldout)
         if origin:
             trainer.restore(origin)
+            changes += continuing.changed_code(origin, trainer.identity)
 
         # Nothing refuses it any more: the folder becomes this run's.
         metrics_bytes = continuing.bring_metrics(origin, run_dir, print) if origin else 0
@@ -196,7 +205,7 @@ class Milestones:
         assert evaluator is not None, "see `_evaluates`"
         self._position = self.log.position()
         with explain_out_of_memory(phases, self.trainer.config):
-            evaluation = phases.run("evaluation", lambda: evaluator(self.trainer.state.params), wait=False)
+            evaluation = phases.run("evaluation", lambda: evaluator(self.trainer.state.params, self.done), wait=False)
         self.evaluation, metrics = evaluation, evaluation.metrics
         self.log.write({"iteration": self.done, **metrics})
         self.console.evaluation(self.done, metrics)
@@ -228,7 +237,8 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
             console.iteration(metrics)
             health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:
-                rows = sample_rows(scored.prompts, scored.completions, scored.rewards_B, scored.components, config)
+                given = (scored.prompts, scored.completions, scored.rewards_B, scored.components)
+                rows = sample_rows(*given, config, scored.logged.extras)
                 console.samples(rows)
                 log.samples(done, rows)
             if done < config.record_batches:  # for `jax_grpo.replay`

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,18 +22,29 @@ from jax_grpo.model import flops
 from jax_grpo.model.named import Policy, load_policy
 from jax_grpo.objective import beyond_guardrail
 from jax_grpo.positions.checked_files import Remembered
-from jax_grpo.positions.dataset import PromptDataset, load_positions, sampling_numbers
+from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
 from jax_grpo.programs import context, make_programs, phase_flops, reference_copy, unscored, with_logps
 from jax_grpo.report.records import distinct_share
-from jax_grpo.rollout.generate import Rollout, decode_completions, encode_fitting, encode_prompts
+from jax_grpo.rollout.generate import Rollout, completion_ids, decode_completions, encode_fitting, encode_prompts
 from jax_grpo.run.checkpoints import abstract, content_hash, restore
 from jax_grpo.run.resume import Origin, require_same_data
 from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory, trim
 from jax_grpo.system.phases import Phases
-from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Prompt, Task, applicable, caps, checked_score, total_reward
+from jax_grpo.tasks import make_task, require_task
+from jax_grpo.tasks.base import (
+    Logged,
+    Prompt,
+    Task,
+    TrainerState,
+    about_every_row,
+    applicable,
+    caps,
+    checked_score,
+    total_reward,
+)
+from jax_grpo.tasks.imported import code_hashes
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
 
 
@@ -51,6 +63,7 @@ class Scored(NamedTuple):
     components: dict[str, np.ndarray]
     rewards_B: np.ndarray
     rollout: Rollout
+    logged: Logged = Logged({}, {})
 
 
 class Trainer:
@@ -59,21 +72,21 @@ class Trainer:
     A `task` that is given takes the place of the one that the config names, whose settings are then refused (ConfigError).
     """
 
-    def __init__(self, config: Config, task: Task | None = None):
+    def __init__(self, config: Config, task: Task | None = None, rewards: Sequence[Callable[..., Any]] | None = None):
         if task is not None and config.task != TaskConfig():
             raise ConfigError(
                 "task: beside a task that is given to `train`, the config's section does nothing; leave it out"
             )
-        if task is not None and config.update.micro_batches == "auto":
+        if (task is not None or rewards is not None) and config.update.micro_batches == "auto":
             raise ConfigError(
                 "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
             )
         self.config = config
+        self.task: Task = make_task(config.task, rewards) if task is None else require_task(task, "task")
+        self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
+        self.dataset = PromptDataset(self.positions, config.seed)
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
-        self.task: Task = make_task(config.task) if task is None else task
-        self.positions = load_positions(config.prompts, config.seed, config.compilation_cache)
-        self.dataset = PromptDataset(self.positions, config.seed)
         self._require_fitting_prompts()
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
         self.generate, self.score, self.update = programs
@@ -86,6 +99,7 @@ class Trainer:
             "reference": None if self.reference is None else content_hash(self.reference),
             "positions": self.positions.identity,
             "task": None if task is None else f"{type(task).__module__}.{type(task).__qualname__}",
+            "code": code_hashes(self.task.code()),
         }
 
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
@@ -96,7 +110,7 @@ class Trainer:
             # Log-probabilities need no rewards: the device computes them while the host computes those.
             logps = functools.partial(with_logps, self.config, self.score, self.state.params, self.reference, bare)
             cached = phases.run("score", logps, wait=False)
-            scored = phases.run("reward", lambda: self._reward(prompts, rollout))
+            scored = phases.run("reward", lambda: self._reward(iteration, prompts, rollout))
             batch, flat_B = phases.run("score", lambda: self._with_advantages(cached, scored))
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
         seconds = time.perf_counter() - started
@@ -142,7 +156,8 @@ class Trainer:
         task = config.task.model_dump(exclude={"engine", "rewards"})  # neither changes a prompt
         order = [config.seed, drawn, config.prompts.per_iteration]
         what = [jax_grpo.__version__, self.positions.identity, self.tokenizer.fingerprint(), task, order]
-        remembered = Remembered(config.compilation_cache, "longest_prompt", what)
+        own = any(inspect.isclass(made) and not made.__module__.startswith("jax_grpo.") for made in self.task.code())
+        remembered = Remembered(None if own else config.compilation_cache, "longest_prompt", what)
         if isinstance(remembered.value, int) and remembered.value <= config.prompts.max_prompt_tokens:
             return
         longest = 0
@@ -172,18 +187,19 @@ class Trainer:
         repeated = [prompt for prompt in prompts for _ in range(config.rollout.group_size)]
         return repeated, rollout, unscored(jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout)
 
-    def _reward(self, prompts: list[Prompt], rollout: Rollout) -> Scored:
+    def _reward(self, iteration: int, prompts: list[Prompt], rollout: Rollout) -> Scored:
         """Stop-truncated texts, their raw components [B], and the weighted sum with penalties."""
         config = self.config
         completions = [
             self.task.stop_rule.truncate(text, prompt.start_state)[0]
             for prompt, text in zip(prompts, decode_completions(rollout, self.tokenizer), strict=True)
         ]
-        components = checked_score(self.task, prompts, completions)
+        state = TrainerState(iteration, config.iterations)
+        components = checked_score(self.task, prompts, completions, completion_ids(rollout), state)
         rewards_B = total_reward(components, self.task.component_weights)
         if (penalty := config.objective.overlong_penalty) is not None:
             rewards_B = rewards_B + self._overlong(prompts, rollout, penalty.length) * np.float32(penalty.weight)
-        return Scored(prompts, completions, components, rewards_B, rollout)
+        return Scored(prompts, completions, components, rewards_B, rollout, self.task.logged())
 
     def _overlong(self, prompts: list[Prompt], rollout: Rollout, length: int) -> np.ndarray:
         """DAPO's soft penalty for long completions as a component [B]: 0 down to -1 at the cap."""
@@ -199,6 +215,7 @@ class Trainer:
             rewards_B = jnp.asarray(scored.rewards_B, dtype)
             advantages_B, flat_B = advantages.group_advantages(rewards_B, group_ids_B, config)
         else:
+            about_every_row(scored.components)
             weights, penalty = self.task.component_weights, self.config.objective.overlong_penalty
             weighted = [(weights[name], x_B) for name, x_B in scored.components.items() if weights.get(name)]
             if penalty is not None:  # no component of the task, but of the reward
@@ -265,6 +282,7 @@ class Trainer:
             out[f"reward/{name}/mean"], out[f"reward/{name}/std"] = float(values.mean()), float(values.std())
             if name.endswith("legal"):
                 out["legal_move_rate"] = float(values.mean())
+        out |= {f"log/{name}": float(np.mean(values)) for name, values in scored.logged.metrics.items()}
         out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
         out["completion_length/mean"] = float(lengths_B.mean())
         out["truncated_fraction"] = float(1 - stopped_B.mean())

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from jax_grpo.config import Config
-from jax_grpo.tasks.base import Prompt, applicable, total_reward
+from jax_grpo.tasks.base import Prompt, TrainerState, applicable, checked_score, total_reward
 from torch_ref.rollout import Texts
 
 BATCH = 64  # prompts generated together
 
 
-def evaluate(texts: Texts, prompts: Sequence[Prompt], config: Config) -> dict[str, float]:
-    """`eval/<mode>/<component>` means and `eval/<mode>/reward`, by the names that `jax_grpo` logs."""
+def evaluate(texts: Texts, prompts: Sequence[Prompt], config: Config, iteration: int = 0) -> dict[str, float]:
+    """`eval/<mode>/<component>` means and `eval/<mode>/reward`, by the names that `jax_grpo` logs, after so many iterations."""
     metrics: dict[str, float] = {}
     for mode in ("greedy", "sampled"):
         generator = None
@@ -21,7 +21,8 @@ def evaluate(texts: Texts, prompts: Sequence[Prompt], config: Config) -> dict[st
         completions: list[str] = []
         for start in range(0, len(prompts), BATCH):
             completions += texts.complete(prompts[start : start + BATCH], generator).completions
-        scores = texts.task.score(prompts, completions)
+        state = TrainerState(iteration, config.iterations)
+        scores = checked_score(texts.task, prompts, completions, texts.tokenizer.encode_batch(completions), state)
         metrics[f"eval/{mode}/reward"] = float(total_reward(scores, texts.task.component_weights).mean())
         for name, values in applicable(scores, prompts).items():
             metrics[f"eval/{mode}/{name}"] = float(values.mean())

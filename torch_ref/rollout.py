@@ -31,6 +31,11 @@ class Rollout:
     sampling_logp_BT: Tensor
     stopped_B: Tensor
 
+    def completion_ids(self) -> list[list[int]]:
+        """Tokens of each completion, the one that ended it included."""
+        rows = zip(self.input_ids_BT, self.completion_mask_BT.bool(), strict=True)
+        return [ids_T[mask_T].tolist() for ids_T, mask_T in rows]
+
 
 @dataclass(frozen=True)
 class Texts:

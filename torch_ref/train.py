@@ -20,12 +20,22 @@ from torch import Tensor
 from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.config.files import weights_directory
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.positions.dataset import PromptDataset, heldout_positions, load_positions, told
+from jax_grpo.positions.dataset import PromptDataset, heldout_positions, told
 from jax_grpo.report.console import Console
 from jax_grpo.report.log import MetricsLog
 from jax_grpo.report.records import read_records, sample_rows
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Prompt, Task, applicable, caps, total_reward
+from jax_grpo.tasks.base import (
+    Prompt,
+    RewardError,
+    Task,
+    TrainerState,
+    about_every_row,
+    applicable,
+    caps,
+    checked_score,
+    total_reward,
+)
 from jax_grpo.tasks.engine import EngineError
 from torch_ref import options as choices
 from torch_ref.advantages import component_advantages, group_advantages, groups_without_signal, overlong_penalty
@@ -52,7 +62,7 @@ class Trainer:
         self.state: TrainState = start(model, config, chosen.adamw)
         self.task: Task = make_task(config.task)
         self.texts = Texts(model, self.tokenizer, self.task, config)
-        self.positions = load_positions(config.prompts, config.seed, config.compilation_cache)
+        self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)
         self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
 
@@ -65,7 +75,8 @@ class Trainer:
         repeated = [prompt for prompt in prompts for _ in range(group)]
         rollout = self.texts.complete(repeated, self.generator)
         seconds["time/rollout"] = time.perf_counter() - began
-        components = self.task.score(repeated, rollout.completions)
+        state = TrainerState(iteration, config.iterations)
+        components = checked_score(self.task, repeated, rollout.completions, rollout.completion_ids(), state)
         rewards_B, advantages_B, flat = self._advantages(repeated, components, rollout)
         seconds["time/reward"] = time.perf_counter() - began - sum(seconds.values())
         batch = self.scored(self._batch(rollout, advantages_B))
@@ -89,7 +100,9 @@ class Trainer:
             metrics |= {f"reward/{name}/mean": float(values.mean()), f"reward/{name}/std": float(values.std())}
             if name.endswith("legal"):
                 metrics["legal_move_rate"] = float(values.mean())
-        samples = sample_rows(repeated, rollout.completions, rewards_B.cpu().numpy(), components, config)
+        logged = self.task.logged()
+        metrics |= {f"log/{name}": float(np.mean(values)) for name, values in logged.metrics.items()}
+        samples = sample_rows(repeated, rollout.completions, rewards_B.cpu().numpy(), components, config, logged.extras)
         return metrics | seconds, samples, batch, rewards_B.cpu().numpy()
 
     def group_ids(self) -> Tensor:
@@ -108,7 +121,9 @@ class Trainer:
         weights = self.task.component_weights
         rewards_B = torch.from_numpy(total_reward(components, weights)).to(dtype)
         counted = [
-            (torch.from_numpy(x).to(dtype), weights[name]) for name, x in components.items() if weights.get(name)
+            (torch.from_numpy(np.ma.filled(x, 0)).to(dtype), weights[name])
+            for name, x in components.items()
+            if weights.get(name)
         ]
         penalty = config.objective.overlong_penalty
         if penalty is not None:
@@ -121,6 +136,7 @@ class Trainer:
         if advantage.components == "sum_first":
             judged, advantages_B = rewards_B, group_advantages(rewards_B, self.group_ids(), **how)
         else:
+            about_every_row(components)
             judged = torch.stack([x_B for x_B, _ in counted], dim=1)
             share = [weight for _, weight in counted]
             advantages_B = component_advantages(judged, share, self.group_ids(), components=advantage.components, **how)
@@ -216,7 +232,7 @@ def train(config: Config, chosen: Options) -> Path:
         console.note(f"{config.model.weights or 'random weights'}, PyTorch on {chosen.device}, run folder {run_dir}")
         for caution in config.cautions():
             console.warning(f"caution: {caution}")
-        held = heldout_positions(config, trainer.positions)
+        held = heldout_positions(config, trainer.positions, trainer.task.read)
         console.note(told(trainer.positions, held))
         heldout = [
             trainer.task.prompt(position, index) for index, position in enumerate(held.positions if held else [])
@@ -225,7 +241,7 @@ def train(config: Config, chosen: Options) -> Path:
             last = iteration == config.iterations
             every = config.evaluation.every
             if heldout and (iteration == 0 or last or (every and iteration % every == 0)):
-                scores = evaluate(trainer.texts, heldout, config)
+                scores = evaluate(trainer.texts, heldout, config, iteration)
                 log.write({"iteration": iteration, **scores})
                 console.evaluation(iteration, scores)
             if last:
@@ -261,7 +277,7 @@ def main(argv: list[str] | None = None) -> None:
         config = config.with_micro_batches(config.update.parts)  # refuses auto before anything runs
         check_files(config)
         train(config, choices.options(arguments))
-    except (ConfigError, EngineError, NonFiniteUpdates, OSError, ValueError) as error:
+    except (ConfigError, EngineError, NonFiniteUpdates, RewardError, OSError, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
 

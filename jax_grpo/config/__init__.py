@@ -46,6 +46,7 @@ class Config(sections.Section):
         yield from self._refused_batch_sizes()
         yield from self._refused_lengths()
         yield from self._refused_without_effect()
+        yield from self._refused_sources()
         yield from self._refused_evaluation()
         yield from self._refused_ranking()
 
@@ -91,6 +92,19 @@ class Config(sections.Section):
             )
         if self.lm_head.logits_dtype == "bfloat16" and self.model.compute_dtype != "bfloat16":
             yield f"lm_head.logits_dtype bfloat16 needs model.compute_dtype bfloat16; it is {self.model.compute_dtype}"
+
+    def _refused_sources(self) -> Iterator[str]:
+        """Prompts of one's own come from a file of one's own, and are held out of it."""
+        if self.task.mixture is not None and self.task.mixture.sources and self.evaluation.source is not None:
+            names = ", ".join(self.task.mixture.sources)
+            yield (
+                f"evaluation.source is {self.evaluation.source!r}, but {names} of task.mixture has a source of its own: an "
+                "evaluation asks the held-out splits of all sources; leave it out"
+            )
+        if self.task.name == "prompts":
+            for key, source in (("prompts.source", self.prompts.source), ("evaluation.source", self.evaluation.source)):
+                if source in ("packaged", "selfplay"):
+                    yield f"{key} is {source}, which has chess positions; task.name prompts needs a .jsonl, .csv or .parquet file"
 
     def _refused_evaluation(self) -> Iterator[str]:
         """An evaluation asks positions that the run does not train on."""
@@ -157,6 +171,8 @@ def check_files(config: Config) -> None:
     require_source(config.prompts.source)
     if config.evaluation.source is not None:
         require_source(config.evaluation.source, "evaluation.source")
+    for name, source in config.task.mixture.sources.items() if config.task.mixture else ():
+        require_source(source, f"task.mixture.{name}.source")
     require_run_dir(config.run_dir)
 
 

@@ -57,11 +57,12 @@ def require_weights(weights: str | None) -> None:
 def require_source(source: str, key: str = "prompts.source") -> None:
     """Refuses, with a ConfigError, positions of neither a known name, nor a file, nor a data set's folder."""
     path = Path(source)
-    if source not in BUILT_IN_SOURCES and not path.is_file() and not (path / "provenance.json").is_file():
+    folder = any((path / name).is_file() for name in ("provenance.json", "state.json"))
+    if source not in BUILT_IN_SOURCES and not path.is_file() and not folder:
         hint = did_you_mean(source, [*BUILT_IN_SOURCES, *map(str, Path(source).parent.glob("*.*"))])
         raise ConfigError(
             f"{key} is {source!r}: no such file; expected {', '.join(BUILT_IN_SOURCES)}, a .jsonl, .csv, .parquet, .pgn "
-            f"or .txt file, or a folder made by `python -m jax_grpo.data`.{hint}"
+            f"or .txt file, or a folder made by `python -m jax_grpo.data` or saved by Hugging Face's `datasets`.{hint}"
         )
 
 

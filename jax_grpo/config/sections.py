@@ -5,6 +5,7 @@ Here are those that say what is asked of which model and what a run shows and ke
 checked in `config`. Nothing here touches JAX.
 """
 
+import difflib
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -119,6 +120,22 @@ class MixturePart(Section):
     """Weights by component, over the task's defaults."""
 
 
+class PromptsPart(MixturePart):
+    """Prompts of a file of yours, rewarded by task.rewards_from."""
+
+    source: Text
+    """The file, as prompts.source for task.name: prompts; prompts.split is of it too."""
+
+
+class OwnPart(MixturePart):
+    """A task of yours."""
+
+    task: Text
+    """`my_module:MyTask` or `my_file.py:MyTask`."""
+    source: Text | None = None
+    """What it reads, where that is not prompts.source."""
+
+
 class Mixture(Section):
     """Several tasks in one batch: those that are not null."""
 
@@ -126,6 +143,15 @@ class Mixture(Section):
     environment: MixturePart | None = None
     length: MixturePart | None = None
     instructions: MixturePart | None = None
+    prompts: PromptsPart | None = None
+    own: OwnPart | None = None
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Files of the parts that have one of their own, by the part's name."""
+        return {
+            name: source for name, part in self.parts.items() if (source := getattr(part, "source", None)) is not None
+        }
 
     @property
     def parts(self) -> dict[str, MixturePart]:
@@ -135,18 +161,25 @@ class Mixture(Section):
     def _refusals(self) -> Iterator[str]:
         if len(self.parts) < 2:
             yield f"task.mixture has {len(self.parts)} task; expected at least 2, or set task.name to it"
+        for name, weights in (("prompts", "task.reward_weights"), ("own", "its component_weights")):
+            if name in self.parts and self.parts[name].rewards is not None:
+                yield f"task.mixture.{name}.rewards is of built-in tasks; the weights of this one are {weights}"
 
     def share(self, name: str) -> float:
         """Mean share of the prompts that are this task's."""
         return self.parts[name].share / sum(part.share for part in self.parts.values())
 
 
+TASK_NAMES = ("policy", "environment", "length", "instructions", "prompts", "mixed")
+
+
 class TaskConfig(Section):
     """What is asked and how it is scored."""
 
-    name: Literal["policy", "environment", "length", "instructions", "mixed"] = "policy"
+    name: str = "policy"
     """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `instructions` has some to follow,
-    `mixed` asks several in one batch."""
+    `mixed` asks several in one batch; `prompts` asks those of a file of yours and has functions of yours reward them;
+    `my_module:MyTask` or `my_file.py:MyTask` is a task of your own."""
     mixture: Mixture | None = None
     """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
     prompt_style: Literal["full", "best_move"] = "full"
@@ -161,8 +194,29 @@ class TaskConfig(Section):
     """Environment task: share of prompts whose move is illegal."""
     engine: EngineConfig | None = None
     """null: the data set's labels and the rules of chess only."""
+    rewards_from: list[Text] | None = None
+    """`prompts`: reward functions with TRL's signature, `my_module:reward` or `my_file.py:reward` (TRL: reward_funcs)."""
+    reward_weights: list[float] | None = None
+    """`prompts`: one for each function; null: 1 for each (TRL: reward_weights)."""
+    stop: list[Text] = []
+    """`prompts`: texts before which a completion ends; end-of-text always ends it (TRL: generation_kwargs stop_strings)."""
+    timeout_s: Positive = 60.0
+    """`prompts`: seconds after which a reward function counts as hanging, and the run ends."""
+
+    def asks_prompts(self) -> bool:
+        """Whether functions of the user's reward some of the prompts."""
+        return self.name == "prompts" or (self.mixture is not None and self.mixture.prompts is not None)
 
     def _refusals(self) -> Iterator[str]:
+        if self.name not in TASK_NAMES and ":" not in self.name:
+            close = difflib.get_close_matches(self.name, TASK_NAMES, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            yield f"task.name is {self.name!r}; expected {', '.join(TASK_NAMES)}, or my_module:MyTask.{hint}"
+        if not self.asks_prompts():
+            for key, value in self._not_default("rewards_from", "reward_weights", "stop", "timeout_s"):
+                yield f"task.{key} is {value!r}, which does nothing unless task.name is prompts; it is {self.name}"
+        if self.rewards is not None and (self.name == "prompts" or ":" in self.name):
+            yield f"task.rewards is of built-in tasks; task.name {self.name} has weights of its own"
         if self.engine is not None and self.engine.multipv < 5:
             yield (
                 f"task.engine.multipv is {self.engine.multipv}; expected at least 5: top_five and the five candidates are "

@@ -14,7 +14,7 @@ from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import BATCH, Texts
-from jax_grpo.tasks.base import Prompt, Task, applicable, checked_score, total_reward
+from jax_grpo.tasks.base import Prompt, Task, TrainerState, applicable, checked_score, total_reward
 
 
 def make_programs(graphdef: Any, tokenizer: Tokenizer, task: Task, config: Config) -> dict[str, Callable[..., Any]]:
@@ -47,7 +47,8 @@ class Evaluator:
 
     def __init__(self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config):
         self.prompts = list(prompts)
-        self._task, self._seed = task, config.seed
+        self._task, self._seed, self._tokenizer = task, config.seed, policy.tokenizer
+        self._iterations = config.iterations
         self._texts = _texts(policy.tokenizer, task, config)
         self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config)
         self._batches = []
@@ -57,14 +58,15 @@ class Evaluator:
             tokens = encode_prompts(texts, policy.tokenizer, config.prompts.max_prompt_tokens)
             self._batches.append((batch, tokens, range(start, start + len(batch))))
 
-    def __call__(self, params: Any) -> Evaluation:
-        """Generates and scores every prompt in both modes."""
+    def __call__(self, params: Any, iteration: int = 0) -> Evaluation:
+        """Generates and scores every prompt in both modes, with the weights after so many iterations."""
         metrics, completions, components = {}, {}, {}
         for mode, program in self._generate.items():
             texts: list[str] = []
             for prompts, tokens, numbers in self._batches:
                 texts += self._texts.complete(program, params, prompts, tokens, numbers, self._seed)
-            scores = checked_score(self._task, self.prompts, texts)
+            ids = self._tokenizer.encode_batch(texts)  # of the texts: the tokens that were drawn may be others
+            scores = checked_score(self._task, self.prompts, texts, ids, TrainerState(iteration, self._iterations))
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             for name, values in applicable(scores, self.prompts).items():
                 metrics[f"eval/{mode}/{name}"] = float(values.mean())

@@ -8,9 +8,9 @@ import hashlib
 import random
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,25 +68,25 @@ def load_positions(config: PromptsConfig, seed: int, cache: str | None = None) -
     folder = None if cache is None else Path(cache).expanduser() / "positions"
     if path.is_dir():
         return read_set(path, config.split, folder)
-    return _of_file(checked_table(path, config.format, folder), path, config.split)
+    return of_split(checked_table(path, config.format, folder), path, config.split, "position", PositionFileError)
 
 
-def _of_file(table: PositionTable, path: Path, split: str) -> PositionTable:
-    """The positions of a split, by the hash that data sets are split by."""
+def of_split(table: Any, path: Path, split: str, what: str, error: type[ValueError]) -> Any:
+    """The rows of a file's split, by the hash that data sets are split by, or the error; `what` is one row's name."""
     if not len(table):
-        raise PositionFileError(f"{path}: no positions in it")
+        raise error(f"{path}: no {what}s in it")
     if split == "all":
         return table
     heldout = table.keys() % SHARES < round(FILE_SHARE * SHARES)
     part = table.where(heldout == (split == "heldout"), f"{split} of {table.identity}")
     if len(part):
         return part
-    what, how_many, remedy = {
-        "heldout": ("held-out positions", "none", "Give others as evaluation.source, or set evaluation.positions to 0"),
-        "train": ("positions to train on", "all", "Set prompts.split to all, which trains on all of them"),
+    lacks, how_many, remedy = {
+        "heldout": (f"held-out {what}s", "none", "Give others as evaluation.source, or set evaluation.positions to 0"),
+        "train": (f"{what}s to train on", "all", "Set prompts.split to all, which trains on all of them"),
     }[split]
-    raise PositionFileError(
-        f"{path} has no {what}: a hash of a position holds out about one in ten, and {how_many} of its {len(table)}. {remedy}"
+    raise error(
+        f"{path} has no {lacks}: a hash of a {what} holds out about one in ten, and {how_many} of its {len(table)}. {remedy}"
     )
 
 
@@ -138,8 +138,11 @@ class Heldout(NamedTuple):
     left_out: int = 0
 
 
-def heldout_positions(config: Config, training: PositionTable) -> Heldout | None:
-    """The first `evaluation.positions` that the run does not train on, or a PositionFileError; None when that is 0."""
+def heldout_positions(config: Config, training: Any, read: Callable[..., Any] = load_positions) -> Heldout | None:
+    """The first `evaluation.positions` that the run does not train on, or a PositionFileError; None when that is 0.
+
+    `read` gives a table of a source as that of the training was read: of positions, or of what else a task reads.
+    """
     count, source = config.evaluation.positions, config.evaluation.source
     if count == 0:
         return None
@@ -147,21 +150,21 @@ def heldout_positions(config: Config, training: PositionTable) -> Heldout | None
     if source is not None:
         file = source not in BUILT_IN_SOURCES and not Path(source).is_dir()
         asked = {"source": source, "format": "auto", "split": "all" if file else "heldout"}
-    table = load_positions(config.prompts.model_copy(update=asked), config.seed + 1, config.compilation_cache)
+    table = read(config.prompts.model_copy(update=asked), config.seed + 1, config.compilation_cache)
     if source is None:
         return Heldout(table[:count], len(table))
     new = np.flatnonzero(~np.isin(table.keys(), training.keys()))
     if not len(new):
         raise PositionFileError(
-            f"evaluation.source {source!r}: the run trains on all of its {len(table)} positions, so none is held out; give "
+            f"evaluation.source {source!r}: the run trains on all of its {len(table)} {training.noun}, so none is held out; give "
             "others, or set evaluation.positions to 0"
         )
     return Heldout([table[int(row)] for row in new[:count]], len(new), len(table) - len(new))
 
 
-def told(training: PositionTable, heldout: Heldout | None) -> str:
-    """One line for people: how many positions are trained on, held out and asked."""
-    line = f"{len(training)} positions to train on"
+def told(training: Any, heldout: Heldout | None) -> str:
+    """One line for people: how many rows of the training's table are trained on, held out and asked."""
+    line = f"{len(training)} {training.noun} to train on"
     if heldout is None:
         unused = f", {training.apart} held out and not asked" if training.apart else ""
         return f"{line}{unused} (evaluation.positions is 0)"

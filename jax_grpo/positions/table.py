@@ -33,6 +33,8 @@ class PositionTable(Sequence[Position]):
     source has in other splits; None: not known.
     """
 
+    noun = "positions"
+
     def __init__(self, table: pa.Table, identity: str, apart: int | None = None):
         self.identity, self.apart = identity, apart
         self._table = table.combine_chunks()  # one chunk a column: a row is found without a search

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,13 +51,15 @@ def sample_rows(
     rewards_B: np.ndarray,
     components: Mapping[str, np.ndarray],
     config: Config,
+    extras: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[dict]:
     """One JSON-ready record for the first completion of each of `logging.samples` prompts.
 
     There is one of `prompts` for each of `completions`, whose texts end at the stop, groups of `rollout.group_size` together;
     `rewards_B` are weighted sums with penalties, `components` the raw rewards [B] by name. A record has `prompt`, `completion`,
     `reward` and `components`, and where the prompt has a position also `fen`, `engine_move` (the labels' first, or null) and
-    `model_move` (the last move written, or null). A number that is not finite is null.
+    `model_move` (the last move written, or null). A number that is not finite is null. `extras` are columns of the user's rewards,
+    one value a completion, which stand in `extra`.
     """
     rows = []
     for i in range(0, len(prompts), config.rollout.group_size)[: config.logging.samples]:
@@ -67,6 +70,8 @@ def sample_rows(
             "reward": _finite(rewards_B[i]),
             "components": {name: _finite(values[0]) for name, values in own.items()},
         }
+        if extras:
+            row["extra"] = {name: _plain(values[i]) for name, values in extras.items()}
         if (position := prompts[i].position) is not None:
             # A completion of a task that rewards no legal moves is not moves.
             moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
@@ -80,6 +85,13 @@ def distinct_share(completions: Sequence[str], group_size: int) -> float:
     """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
     groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
     return float(np.mean([len(set(group)) / len(group) for group in groups]))
+
+
+def _plain(value: Any) -> Any:
+    """A value as strict JSON has it: anything it has no word for is a text, a number that is not finite null."""
+    if isinstance(value, str | int | None):
+        return value
+    return _finite(float(value)) if hasattr(value, "__float__") else str(value)
 
 
 def _finite(value: float) -> float | None:

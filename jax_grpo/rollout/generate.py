@@ -173,6 +173,11 @@ def _cast_matrices(params: nnx.State, dtype: jnp.dtype) -> nnx.State:
 
 def decode_completions(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
     """Texts of the P * G completions, row by row, up to and including the token that ended each."""
+    return [tokenizer.decode(ids) for ids in completion_ids(rollout)]
+
+
+def completion_ids(rollout: Rollout) -> list[list[int]]:
+    """Tokens of the P * G completions, row by row, up to and including the token that ended each."""
     ids_BC = np.asarray(rollout.completion_ids_PGC).reshape(-1, rollout.completion_ids_PGC.shape[-1])
     lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
-    return [tokenizer.decode(ids[:length].tolist()) for ids, length in zip(ids_BC, lengths_B, strict=True)]
+    return [ids[:length].tolist() for ids, length in zip(ids_BC, lengths_B, strict=True)]

@@ -146,6 +146,12 @@ def require_same_data(origin: Origin, identity: Mapping[str, Any]) -> None:
             )
 
 
+def changed_code(origin: Origin, identity: Mapping[str, Any]) -> list[str]:
+    """The files of the user's tasks and rewards that are not as when the checkpoint was made; earlier versions name none."""
+    before, now = origin.content["identity"].get("code", {}), identity["code"]
+    return [f"the code of {name}" for name in {**before, **now} if before.get(name) != now.get(name)]
+
+
 def bring_metrics(origin: Origin, run_dir: Path, say: Say) -> int:
     """Bytes of `metrics.jsonl` that belong to the checkpoint; copies the file when the checkpoint is another run's."""
     of_the_origin = origin.path.parent.parent

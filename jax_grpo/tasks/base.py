@@ -1,4 +1,4 @@
-"""What a task is: prompts from positions, a stop rule, and reward components from decoded text.
+"""What a task is: prompts from positions or from rows of a user's file, a stop rule, and reward components from decoded text.
 
 A component is a pure function of (prompt, completion), vectorised over a batch; the reward is their weighted sum. A task
 knows nothing of tokens, models or training.
@@ -7,12 +7,16 @@ knows nothing of tokens, models or training.
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.positions.dataset import load_positions
 from jax_grpo.positions.position import Position
+from jax_grpo.prompts.rows import load_prompts
 from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tasks.imported import source_file, where
 from jax_grpo.tasks.stop import StopRule
 
 
@@ -26,6 +30,24 @@ class Prompt:
     answer: str | None = None  # task-private
     task: str = ""  # in a mixture, the name of the task that asks
     max_new_tokens: int | None = None  # its own cap, where it is below the run's
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the row of a user's file that asks
+
+
+class TrainerState(NamedTuple):
+    """How far the run is; one optimiser step an iteration makes these TRL's (TRL: trainer_state)."""
+
+    global_step: int  # iterations that are done
+    max_steps: int  # iterations of the whole run
+
+
+class Logged(NamedTuple):
+    """What a task's rewards said beside their values."""
+
+    metrics: dict[str, list[float]]  # by name, every value that was logged
+    extras: dict[str, list[Any]]  # by name, one value a completion
+
+
+READERS = {"positions": load_positions, "prompts": load_prompts}
 
 
 class Task(Protocol):
@@ -34,10 +56,26 @@ class Task(Protocol):
     name: str
     stop_rule: StopRule
     component_weights: Mapping[str, float]
+    reads: Literal["positions", "prompts"] = "positions"  # what `prompts.source` has: `Position`s of chess, or `Row`s
+
+    def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
+        """What the source and split of the config have, as a table of what `reads` says; its errors are ValueErrors."""
+        return READERS[self.reads](prompts, seed, cache)
 
     def prompt(self, position: Position, seed: int) -> Prompt:
-        """The prompt for a position; a function of its arguments alone."""
+        """The prompt for a position, or a row; a function of its arguments alone."""
         ...
+
+    def begin(self, state: TrainerState, completion_ids: Sequence[Sequence[int]]) -> None:
+        """Said before each `score`: how far the run is, and the tokens of each completion. May do nothing."""
+
+    def logged(self) -> Logged:
+        """What was said since `begin` beside the components."""
+        return Logged({}, {})
+
+    def code(self) -> Sequence[Any]:
+        """Classes and functions that the task is made of: a run that continues says which of the user's files changed."""
+        return [type(self)]
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         """Raw components [B] float32 of stop-truncated completions, by name, in the order of `component_weights`."""
@@ -52,17 +90,17 @@ class Task(Protocol):
 
 def total_reward(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
     """Weighted sum of the components, float32 [B]."""
-    terms = [np.float32(weights[name]) * values for name, values in components.items()]
+    terms = [np.float32(weights[name]) * np.ma.filled(values, 0) for name, values in components.items()]
     return np.asarray(np.sum(terms, axis=0), np.float32)
 
 
 def applicable(components: Mapping[str, np.ndarray], prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
     """Each component's values at the prompts it is about, without components that are about none of them.
 
-    Outside mixtures that is all of [B]; in one, `policy/legal` is about the prompts of `policy`.
+    Outside mixtures that is all of [B], but for what is masked; in one, `policy/legal` is about the prompts of `policy`.
     """
     tasks_B = np.array([prompt.task for prompt in prompts])
-    own = {name: values[tasks_B == name.rpartition("/")[0]] for name, values in components.items()}
+    own = {name: np.ma.compressed(values[tasks_B == name.rpartition("/")[0]]) for name, values in components.items()}
     return {name: values for name, values in own.items() if len(values)}
 
 
@@ -99,19 +137,26 @@ class RewardError(RuntimeError):
     """
 
 
-def checked_score(task: Task, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
-    """`task.score`, each component float32 [B] and finite.
+def checked_score(
+    task: Task,
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]] = (),
+    state: TrainerState = TrainerState(0, 0),  # noqa: B008 (immutable)
+) -> dict[str, np.ndarray]:
+    """`task.score`, each component float32 [B] and finite; masked, and 0, where it is not about the row.
 
     Raises:
         RewardError: it raises, or a component is missing, None, NaN or of the wrong length.
         EngineError: the engine's own failure, as it is.
     """
+    task.begin(state, completion_ids)
     try:
         components = task.score(prompts, completions)
-    except EngineError:
+    except (EngineError, RewardError):
         raise
     except Exception as error:  # a task is anybody's code
-        raise RewardError(_blame(task, prompts, completions, error)) from error
+        raise RewardError(_blame(task, prompts, completions, completion_ids, state, error)) from error
     if not isinstance(components, Mapping) or set(components) != set(task.component_weights):
         returned = ", ".join(map(str, components)) if isinstance(components, Mapping) else repr(components)[:80]
         raise RewardError(
@@ -127,30 +172,43 @@ def checked_score(task: Task, prompts: Sequence[Prompt], completions: Sequence[s
 def _checked(where: str, values: object, prompts: Sequence[Prompt], completions: Sequence[str]) -> np.ndarray:
     count = len(completions)
     if values is None:
-        raise RewardError(f"{where} is None; expected {count} numbers. {_sample(prompts, completions, 0)}")
-    values_B = np.asarray(values)
+        raise RewardError(f"{where} is None; expected {count} numbers. {sample_text(prompts, completions, 0)}")
+    values_B = values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     if values_B.shape != (count,):
         raise RewardError(f"{where} has shape {values_B.shape}; expected one number for each of the {count} samples")
     if values_B.dtype.kind not in "fiub" or not np.isfinite(values_B).all():
         for row, value in enumerate(values_B):
             if not (isinstance(value, int | float | np.number | np.bool_) and np.isfinite(value)):
-                sample = _sample(prompts, completions, row)
+                sample = sample_text(prompts, completions, row)
                 raise RewardError(f"{where} is {value!r}; expected a finite number. {sample}")
     return values_B.astype(np.float32)
 
 
-def _blame(task: Task, prompts: Sequence[Prompt], completions: Sequence[str], error: Exception) -> str:
+def _blame(task: Task, prompts, completions, completion_ids, state: TrainerState, error: Exception) -> str:
     """Scores one by one, to find the sample that raises."""
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        task.begin(state, completion_ids[row : row + 1])
         try:
             task.score([prompt], [completion])
         except Exception as single:
-            return f"task {task.name!r} raised {type(single).__name__}: {single}. {_sample(prompts, completions, row)}"
-    return (
-        f"task {task.name!r} raised {type(error).__name__}: {error}; it does so on the batch of {len(completions)}, on none "
-        f"of its samples alone"
-    )
+            said = (
+                f"{where(single, source_file(type(task)))}: task {task.name!r} raised {type(single).__name__}: {single}"
+            )
+            return f"{said}. {sample_text(prompts, completions, row)}"
+    said = f"{where(error, source_file(type(task)))}: task {task.name!r} raised {type(error).__name__}: {error}"
+    return f"{said}; it does so on the batch of {len(completions)}, on none of its samples alone"
 
 
-def _sample(prompts: Sequence[Prompt], completions: Sequence[str], row: int) -> str:
+def sample_text(prompts: Sequence[Prompt], completions: Sequence[str], row: int) -> str:
+    """A sample as errors show it."""
     return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {completions[row][:120]!r}"
+
+
+def about_every_row(components: Mapping[str, np.ndarray]) -> None:
+    """Refuses, with a RewardError, a component that is not about some row, where components are compared one by one."""
+    for name, values in components.items():
+        if np.ma.is_masked(values):
+            raise RewardError(
+                f"reward component {name!r} is None for {int(np.ma.getmaskarray(values).sum())} of {len(values)} completions; "
+                "advantage.components other than sum_first needs a number of each component for each completion"
+            )

@@ -29,6 +29,9 @@ class StopRule:
     accept: int  # the state that ends a completion; absorbing
     # bool [S, 256]: whether the byte that leads to `accept` belongs to the text. A promotion letter does, a space does not.
     includes_last_SB: np.ndarray
+    before_SB: np.ndarray | None = (
+        None  # int32 [S, 256]: bytes before that one that belong to the stop, not the text; null: none
+    )
 
     def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
         """int32 [S, V]: the state after reading a token's bytes; end-of-text accepts from anywhere."""
@@ -49,7 +52,8 @@ class StopRule:
         for i, byte in enumerate(raw):
             following = int(self.transitions_SB[state, byte])
             if following == self.accept and state != self.accept:
-                end = i + int(self.includes_last_SB[state, byte])
+                before = 0 if self.before_SB is None else int(self.before_SB[state, byte])
+                end = i + int(self.includes_last_SB[state, byte]) - before
                 return raw[:end].decode("utf-8", errors="replace"), True
             state = following
         return text, False
@@ -68,7 +72,9 @@ def union(rules: Sequence[StopRule]) -> tuple[StopRule, list[int]]:
     ]
     transitions_SB = np.concatenate([*transitions, np.full((1, 256), accept)]).astype(np.int32)
     includes_SB = np.concatenate([*(rule.includes_last_SB for rule in rules), np.zeros((1, 256), bool)])
-    return StopRule(transitions_SB, accept, includes_SB), offsets[:-1].tolist()
+    before = [np.zeros_like(r.transitions_SB) if r.before_SB is None else r.before_SB for r in rules]
+    before_SB = np.concatenate([*before, np.zeros((1, 256), np.int32)])
+    return StopRule(transitions_SB, accept, includes_SB, before_SB), offsets[:-1].tolist()
 
 
 def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:
@@ -126,3 +132,26 @@ def environment_stop() -> StopRule:
 def word_stop() -> StopRule:
     """Before the first space or line break."""
     return _automaton([0, 1], [(0, " \n", 1)], include=False)
+
+
+@functools.cache
+def text_stop(*strings: str) -> StopRule:
+    """Before the first of these strings, whichever is complete first; with none, at end-of-text alone.
+
+    States are the prefixes of the strings (Aho & Corasick 1975): a byte leads to the longest prefix that the text now ends with.
+    Where two strings are complete at one byte, the longer is left out.
+    """
+    wanted = [string.encode() for string in strings]
+    states = sorted({string[:length] for string in wanted for length in range(len(string))} | {b""}, key=len)
+    numbers = {prefix: number for number, prefix in enumerate(states)}
+    accept = len(states)
+    transitions_SB, before_SB = np.zeros((accept + 1, 256), np.int32), np.zeros((accept + 1, 256), np.int32)
+    transitions_SB[accept] = accept
+    for prefix, number in numbers.items():
+        for byte in range(256):
+            text = prefix + bytes([byte])
+            ended = [string for string in wanted if text.endswith(string)]
+            rest = next(numbers[text[start:]] for start in range(len(text) + 1) if text[start:] in numbers)
+            transitions_SB[number, byte] = accept if ended else rest
+            before_SB[number, byte] = max(map(len, ended), default=1) - 1
+    return StopRule(transitions_SB, accept, np.zeros_like(before_SB, bool), before_SB)

@@ -1,0 +1,221 @@
+"""Rows of a user's file: a `prompt` each, and other columns that reach the reward as they are.
+
+Sources: JSONL, CSV, Parquet, or a folder that Hugging Face's `datasets` saved (`Dataset.save_to_disk`). A tenth of the prompts
+is held out by a hash of the prompt's text, so that no text is in both splits. Every bad row is one clear error.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import pyarrow as pa
+
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.positions.dataset import of_split
+from jax_grpo.positions.position import digest
+from jax_grpo.positions.table import read_parquet
+from jax_grpo.system.whole_files import file_hash
+
+PROMPT = "prompt"
+FORMATS = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+STATE, SPLITS = (
+    "state.json",
+    "dataset_dict.json",
+)  # of a folder that `datasets` saved: the Arrow files, or several such folders
+
+
+class PromptFileError(ValueError):
+    """A file of prompts cannot be used; names the file, the line or row, what is there and what was expected."""
+
+
+class Row(NamedTuple):
+    """One row of a file: its prompt, and every other column of the file (None where the row has none)."""
+
+    prompt: str
+    columns: Mapping[str, Any]
+
+
+class PromptTable(Sequence[Row]):
+    """Rows in the order of their source; an index gives one, a slice a list.
+
+    `columns` are the names of all but the prompt; `identity` is of the source's bytes; `apart` is how many rows the source has in
+    the other split, None where that is not known.
+    """
+
+    noun = "prompts"
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        columns: Sequence[str],
+        columns_of: Callable[[int], Mapping[str, Any]],
+        identity: str,
+        apart: int | None = None,
+    ):
+        self.columns, self.identity, self.apart = list(columns), identity, apart
+        self._prompts, self._columns_of = prompts, columns_of
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return Row(self._prompts[index], self._columns_of(index % len(self)))
+
+    def keys(self) -> np.ndarray:
+        """64 bits of each prompt's text, which its split is taken from."""
+        return np.array([digest(text) for text in self._prompts], np.uint64)
+
+    def where(self, mask: np.ndarray, identity: str) -> "PromptTable":
+        """The rows where the mask [len] is true; the others are the source's other split."""
+        numbers: list[int] = np.flatnonzero(mask).tolist()
+        prompts = [self._prompts[number] for number in numbers]
+        apart = len(self) - len(numbers)
+        return PromptTable(prompts, self.columns, lambda i: self._columns_of(numbers[i]), identity, apart)
+
+    def identity_as_in(self, old: str) -> str:
+        """The identity in the form of one that a checkpoint holds, of which there is one."""
+        return self.identity
+
+
+def load_prompts(config: PromptsConfig, seed: int = 0, cache: str | None = None) -> PromptTable:
+    """Rows of the config's source and split, or a PromptFileError; `seed` and `cache` are for sources of positions."""
+    path = Path(config.source)
+    return of_split(_read(path, config.format), path, config.split, "prompt", PromptFileError)
+
+
+def _read(path: Path, file_format: str) -> PromptTable:
+    if (path / STATE).is_file():
+        return _of_arrow(path, *_saved_dataset(path))
+    if path.is_dir():
+        found = sorted(str(part.parent) for part in path.glob(f"*/{STATE}")) if (path / SPLITS).is_file() else []
+        hint = f" It holds several data sets; give one: {', '.join(found)}" if found else ""
+        raise PromptFileError(
+            f"{path} has no {STATE}: expected a file, or a folder of `datasets.Dataset.save_to_disk`.{hint}"
+        )
+    if not path.is_file():
+        raise PromptFileError(f"{path}: no such file; expected one with a {PROMPT!r} column")
+    kind = FORMATS.get(path.suffix.lower()) if file_format == "auto" else file_format
+    if kind not in FORMATS.values():
+        raise PromptFileError(f"{path}: prompts are read from {', '.join(FORMATS)}; not from {kind or path.suffix!r}")
+    identity = f"sha256:{file_hash(path)}"
+    if kind == "parquet":
+        try:
+            return _of_arrow(path, read_parquet(path), identity)
+        except pa.ArrowException as error:
+            raise PromptFileError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from error
+    return (_of_jsonl if kind == "jsonl" else _of_csv)(path, identity)
+
+
+def _of_jsonl(path: Path, identity: str) -> PromptTable:
+    """The lines are kept as text, and parsed again when they are drawn."""
+    lines, prompts, names = [], [], {}
+    for number, line in _text_lines(path):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            pairs = json.loads(line, object_pairs_hook=_Pairs)
+        except (ValueError, RecursionError) as error:
+            raise PromptFileError(f"{place}: {line.strip()[:60]!r} is not JSON ({error})") from error
+        if not isinstance(pairs, _Pairs):
+            raise PromptFileError(f"{place}: {line.strip()[:60]!r}; expected an object")
+        _require_single([name for name, _ in pairs], place)
+        row = dict(pairs)
+        prompts.append(_prompt(row.get(PROMPT), place, row))
+        lines.append(line)
+        names |= dict.fromkeys(row)
+    others = [name for name in names if name != PROMPT]
+
+    def columns_of(index: int) -> dict[str, Any]:
+        row = json.loads(lines[index])
+        return {name: row.get(name) for name in others}
+
+    return PromptTable(prompts, others, columns_of, identity)
+
+
+class _Pairs(list):
+    """What stands in a JSON object, a name that is there twice included."""
+
+
+def _of_csv(path: Path, identity: str) -> PromptTable:
+    """The first line names the columns; values are texts."""
+    reader = csv.reader(line for _, line in _text_lines(path))
+    try:
+        names, rows = next(reader, []), []
+        if names and PROMPT not in names:
+            raise PromptFileError(f"{path}:1: columns {', '.join(names)}; expected one called {PROMPT!r}")
+        _require_single(names, f"{path}:1")
+        for values in reader:
+            place = f"{path}:{reader.line_num}"
+            if not values:  # an empty line
+                continue
+            if len(values) != len(names):
+                raise PromptFileError(f"{place}: {len(values)} values; expected {len(names)}, as in line 1")
+            rows.append(dict(zip(names, values, strict=True)))
+            _prompt(rows[-1][PROMPT], place, rows[-1])
+    except csv.Error as error:
+        raise PromptFileError(f"{path}:{reader.line_num}: not CSV ({error})") from error
+    prompts, others = [row.pop(PROMPT) for row in rows], [name for name in names if name != PROMPT]
+    return PromptTable(prompts, others, rows.__getitem__, identity)
+
+
+def _of_arrow(path: Path, table: pa.Table, identity: str) -> PromptTable:
+    names = table.column_names
+    if PROMPT not in names:
+        raise PromptFileError(f"{path}: columns {', '.join(names)}; expected one called {PROMPT!r}")
+    _require_single(names, str(path))
+    table = table.combine_chunks()  # one chunk a column: a row is found without a search
+    prompts = [_prompt(text, f"{path}: row {i}", {PROMPT: text}) for i, text in enumerate(table[PROMPT].to_pylist())]
+    rest = table.drop_columns(PROMPT)
+    return PromptTable(prompts, rest.column_names, lambda i: (rest.slice(i, 1).to_pylist() or [{}])[0], identity)
+
+
+def _saved_dataset(path: Path) -> tuple[pa.Table, str]:
+    """The table of a folder that `datasets` saved, and its identity."""
+    try:
+        names = [file["filename"] for file in json.loads((path / STATE).read_text(encoding="utf-8"))["_data_files"]]
+        tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]
+        return pa.concat_tables(tables), "sha256:" + "+".join(file_hash(path / name) for name in names)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise PromptFileError(
+            f"{path}: not a folder that `datasets` saved ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                raise PromptFileError(
+                    f"{path}:{number}: byte {error.start + 1} is 0x{byte:02x}, which is not UTF-8"
+                ) from error
+
+
+def _require_single(names: Sequence[str], place: str) -> None:
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise PromptFileError(f"{place}: the column {twice[0]!r} is there twice")
+
+
+def _prompt(value: object, place: str, row: Mapping[str, Any]) -> str:
+    if isinstance(value, str) and value:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise PromptFileError(
+                f"{place}: {PROMPT} {value[:60]!r} holds half a surrogate pair, which is no text"
+            ) from None
+        return value
+    have = f"it has {', '.join(row) or 'nothing'}" if PROMPT not in row else f"{PROMPT} is {value!r:.80}"
+    raise PromptFileError(f"{place}: {have}; expected a text that is not empty as {PROMPT!r}")

@@ -1,0 +1,105 @@
+"""docs/extending.md: its files, copied from the page into an empty folder, train with the package as its wheel installs it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from architecture import ROOT
+from conftest import PATIENCE_S
+from conftest import config as tiny_config
+
+from jax_grpo.report.records import read_records
+from jax_grpo.tasks import make_task
+
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+FILES = dict(re.findall(r"^`([\w.]+)`\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+COMMANDS = re.findall(r"^python -m (jax_grpo\.train .*)$", PAGE, re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder but for the page's files."""
+    (tmp_path / "work").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / "work" / name).write_text(text)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def test_the_page_has_its_files_and_says_their_sizes():
+    assert set(FILES) == {
+        "kinds.jsonl", "rewards.py", "reward.yaml", "repeat.jsonl", "counted.py", "task.yaml",
+    }  # fmt: skip
+    assert FILES["rewards.py"].count("\n") <= 10 and FILES["counted.py"].count("\n") <= 40
+    assert [command.split()[-1] for command in COMMANDS] == ["reward.yaml", "task.yaml"]
+
+
+def test_the_mixture_of_the_page_asks_all_three(folder):
+    (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "name: mixed" in b]
+    config = tiny_config(**yaml.safe_load(block))
+    task = make_task(config.task)
+    rows = task.read(config.prompts, 0, None)
+    prompts = [task.prompt(rows[i], i) for i in range(8)]
+    assert sorted(p.task for p in prompts) == ["own"] * 2 + ["policy"] * 4 + ["prompts"] * 2
+    scores = task.score(prompts, ["AB"] * 8)
+    assert {"prompts/share", "own/exact", "policy/legal"} <= set(scores)
+
+
+def installed(folder: Path) -> Path:
+    """Where pip has put the package, from a wheel that was built of a copy of the sources."""
+    source, target = folder / "source", folder / "installed"
+    for name in ("jax_grpo", "torch_ref"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", "wheels", str(source)], folder)
+    (wheel,) = (folder / "wheels").glob("jax_grpo-*.whl")
+    run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], folder)
+    shutil.rmtree(source)
+    return target
+
+
+def run(command: list[str], folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=os.environ | environment,
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow  # builds a wheel and trains twice
+def test_the_examples_train_outside_the_repository_with_the_installed_wheel(folder):
+    package = installed(folder.parent)
+    environment = {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
+    place = run([sys.executable, "-c", "import jax_grpo; print(jax_grpo.__file__)"], folder, **environment)
+    assert Path(place.strip()).is_relative_to(package)
+    for command in COMMANDS:
+        run([sys.executable, "-m", *command.split()], folder, **environment)
+    found = {}
+    for name in ("kinds", "counted"):
+        records = [r for r in read_records(folder / "runs" / name / "metrics.jsonl") if "reward/mean" in r]
+        found[name] = [float(np.mean([r["reward/mean"] for r in part])) for part in (records[:5], records[-5:])]
+    print({name: f"{first:.2f} -> {last:.2f}" for name, (first, last) in found.items()})
+    assert found["kinds"][0] < 0.3 and found["kinds"][1] > 0.6, "of at most 1"
+    assert found["counted"][0] < 0.4 and found["counted"][1] > 1.1, "of at most 2"
+    from_python = (
+        "import jax_grpo, rewards\n"
+        "changes = ['--task.rewards_from', 'null', '--iterations', '1', '--run_dir', 'python']\n"
+        "config = jax_grpo.load_config('reward.yaml', changes)\n"
+        "print(jax_grpo.train(config, rewards=[rewards.share]))\n"
+    )
+    said = run([sys.executable, "-c", from_python], folder, **environment | {"PYTHONPATH": f"{package}:{folder}"})
+    assert said.rstrip().endswith("python") and (folder / "python" / "weights").is_dir()
