@@ -215,7 +215,7 @@ class Trainer:
             rewards_B = jnp.asarray(scored.rewards_B, dtype)
             advantages_B, flat_B = advantages.group_advantages(rewards_B, group_ids_B, config)
         else:
-            about_every_row(scored.components)
+            about_every_row(scored.components, self.task.component_weights)
             weights, penalty = self.task.component_weights, self.config.objective.overlong_penalty
             weighted = [(weights[name], x_B) for name, x_B in scored.components.items() if weights.get(name)]
             if penalty is not None:  # no component of the task, but of the reward

@@ -136,7 +136,7 @@ class Trainer:
         if advantage.components == "sum_first":
             judged, advantages_B = rewards_B, group_advantages(rewards_B, self.group_ids(), **how)
         else:
-            about_every_row(components)
+            about_every_row(components, self.task.component_weights)
             judged = torch.stack([x_B for x_B, _ in counted], dim=1)
             share = [weight for _, weight in counted]
             advantages_B = component_advantages(judged, share, self.group_ids(), components=advantage.components, **how)

@@ -204,10 +204,10 @@ def sample_text(prompts: Sequence[Prompt], completions: Sequence[str], row: int)
     return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {completions[row][:120]!r}"
 
 
-def about_every_row(components: Mapping[str, np.ndarray]) -> None:
-    """Refuses, with a RewardError, a component that is not about some row, where components are compared one by one."""
+def about_every_row(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> None:
+    """Refuses, with a RewardError, a component with a weight that is not about some row, where components are compared one by one."""
     for name, values in components.items():
-        if np.ma.is_masked(values):
+        if weights.get(name) and np.ma.is_masked(values):
             raise RewardError(
                 f"reward component {name!r} is None for {int(np.ma.getmaskarray(values).sum())} of {len(values)} completions; "
                 "advantage.components other than sum_first needs a number of each component for each completion"
