@@ -121,7 +121,7 @@ FAULTS = {
     "a group's samples share their random numbers": Fault("rollout/generate.py", "lambda g: jax.random.fold_in(key, g))", "lambda g: key)", "test_random_numbers.py"),
     "iterations share their random numbers": Fault("rollout/generate.py", "jax.random.fold_in(jax.random.key(seed), step)", "jax.random.key(seed)", "test_random_numbers.py"),
     "tokens share their random number": Fault("rollout/generate.py", "jax.random.fold_in(key, t), dtype", "jax.random.fold_in(key, 0), dtype", "test_random_numbers.py"),
-    "texts without their last token": Fault("rollout/generate.py", "tokenizer.decode(ids[:length].tolist())", "tokenizer.decode(ids[: length - 1].tolist())", "test_random_numbers.py"),
+    "texts without their last token": Fault("rollout/generate.py", "[tokenizer.decode(ids) for ids", "[tokenizer.decode(ids[:-1]) for ids", "test_random_numbers.py"),
     "one token beyond a prompt's own cap": Fault("rollout/decoding.py", "(t >= prompts.cap_P)", "(t > prompts.cap_P)", "test_mixed.py -k own_cap"),
     "positions of sampled tokens one on": Fault("rollout/decoding.py", "(prompts.length_P + t - 1)", "(prompts.length_P + t)", "test_rollout.py -k sampling_logprobs"),
     "top-p counts the token itself": Fault("rollout/sampling.py", "jnp.cumsum(probs_RK, axis=-1) - probs_RK ", "jnp.cumsum(probs_RK, axis=-1) ", "test_rollout.py -k exact_distribution"),
