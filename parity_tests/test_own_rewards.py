@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from jax_grpo.config import ConfigError
 from jax_grpo.config.sections import PromptsConfig, TaskConfig
 from jax_grpo.report.records import sample_rows
+from jax_grpo.run.checkpoints import Origin
+from jax_grpo.run.resume import changed_code
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import (
     Prompt,
@@ -243,6 +245,21 @@ def test_the_hash_is_of_the_users_files_alone(tmp_path):
     assert not code_hashes(make_task(TaskConfig()).code()) and not code_hashes([len])
     path.write_text(path.read_text().replace("0.0", "1.0"))
     assert code_hashes(task.code()) != before
+
+
+def test_a_changed_file_is_imported_again_and_told_as_a_run_continues(tmp_path):
+    path = file_of(tmp_path, "def reward():\n    return 1\n")
+    identities = []
+    for code in ("return 1", "return 2"):
+        path.write_text(f"def reward():\n    {code}\n")
+        function = imported(f"{path}:reward", "task.rewards_from")
+        assert f"return {function()}" == code, "a notebook trains again with what it has written"
+        identities.append({"code": code_hashes([function])})
+    saved = Origin(tmp_path, {"identity": identities[0]}, {})
+    assert changed_code(saved, identities[1]) == ["the code of rewards.py"] and not changed_code(saved, identities[0])
+    assert not changed_code(Origin(tmp_path, {"identity": {}}, {}), {"code": {}}), (
+        "an earlier version, the package's own tasks"
+    )
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,8 @@ class TaskConfig(Section):
     engine: EngineConfig | None = None
     """null: the data set's labels and the rules of chess only."""
     rewards_from: list[Text] | None = None
-    """`prompts`: reward functions with TRL's signature, `my_module:reward` or `my_file.py:reward` (TRL: reward_funcs)."""
+    """`prompts`: reward functions with TRL's signature, `my_module:reward` or `my_file.py:reward` (TRL: reward_funcs); see
+    docs/extending.md."""
     reward_weights: list[float] | None = None
     """`prompts`: one for each function; null: 1 for each (TRL: reward_weights)."""
     stop: list[Text] = []
@@ -246,11 +247,12 @@ class PromptsConfig(Section):
 
     source: str = "packaged"
     """`packaged`, `packaged:tables` (every legal move has its value), `selfplay`, `endings:KRK,KQK` or one of the two (won, every
-    legal move exact), a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`."""
+    legal move exact), a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`. For prompts
+    of yours: a .jsonl, .csv or .parquet file, or a folder that `datasets` saved, with a `prompt` column."""
     format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
     """`auto`: by the file's suffix."""
     split: Literal["train", "heldout", "all"] = "train"
-    """No position is in both; a file's are split by a hash of the position, a tenth held out. `all` trains on both: then an
+    """No position or prompt is in both; a file's are split by a hash of each, a tenth held out. `all` trains on both: then an
     evaluation needs evaluation.source."""
     per_iteration: Count = 8
     """P: prompts of one iteration."""
