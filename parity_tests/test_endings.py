@@ -284,11 +284,11 @@ def test_the_suite_asks_all_games_at_once_and_its_games_are_pgn_that_reads_back(
 
 
 @pytest.mark.slow
-def test_a_killed_run_on_endings_ends_as_an_unbroken_one_and_other_endings_are_refused(tmp_path):
+def test_a_stopped_run_on_endings_ends_as_an_unbroken_one_and_other_endings_are_refused(tmp_path):
     options = ["--prompts.source", "endings:KRK", "--task.rewards", "{technique: 1, legal: 0.1}"]
     finish(start(tmp_path, "whole", *options))
-    signal_after(process := start(tmp_path, "cut", *options), tmp_path / "cut", 5, signal.SIGKILL)
-    process.wait(PATIENCE_S)
+    signal_after(process := start(tmp_path, "cut", *options), tmp_path / "cut", 5, signal.SIGTERM)
+    assert "SIGTERM: finishing this iteration" in finish(process)
     other = start(tmp_path, "cut", *options, "--resume", "auto", "--prompts.source", "endings:KQK")
     output = other.communicate(timeout=PATIENCE_S)[0]
     assert other.returncode == 1 and "prompts.source holds something else than when" in output, output
