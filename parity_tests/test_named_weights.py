@@ -65,7 +65,7 @@ def test_evaluate_uci_match_and_export_find_the_same_weights_and_tokenizer(names
     policy = load_named(name)
     assert content_hash(policy.params) == expected and policy.tokenizer.name == "chess"
     player = Player(name)
-    assert content_hash(player._policy.params) == expected and player._policy.tokenizer.name == "chess"
+    assert content_hash(player.policy.params) == expected and player.policy.tokenizer.name == "chess"
     assert export.export_hf(name, tmp_path / "out") and content_hash(load_hf(tmp_path / "out")[1]) == expected
     with pytest.raises(SystemExit, match="--engine"):  # refused by its next option, and not by the weights
         match.main(["--weights", name, "--games", "1", "--engine", str(tmp_path / "no engine")])

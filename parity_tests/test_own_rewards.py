@@ -84,7 +84,8 @@ def test_none_leaves_a_function_out_of_a_row_and_components_one_by_one_refuse_it
     own = applicable(found, PROMPTS)
     assert own["first"].tolist() == [1.0] and own["second"].tolist() == [3.0], "means are over the rows it is about"
     with pytest.raises(RewardError, match=r"'first' is None for 1 of 2 completions; advantage.components other than"):
-        about_every_row(found)
+        about_every_row(found, task.component_weights)
+    about_every_row(found, dict.fromkeys(found, 0.0))  # diagnostics hinder nothing
 
 
 def hangs(**_):

@@ -11,5 +11,5 @@ def test_each_split_has_exactly_what_was_wanted(tmp_path):
 
     source = Source(pa.schema([("key", pa.string())]), {}, batches, lambda row: row["key"])
     wanted = {"heldout": 2, "train": 5}
-    *_, done = write_shards(tmp_path, source, lambda key: "heldout" if key[0] == "h" else "train", wanted, 100)
+    *_, done = write_shards(tmp_path, source, lambda key, row: "heldout" if key[0] == "h" else "train", wanted, 100)
     assert done.rows == wanted and done.finished

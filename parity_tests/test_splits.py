@@ -27,7 +27,14 @@ from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions import files as position_files
 from jax_grpo.positions import rookworld
 from jax_grpo.positions.checked_files import PACKAGED, checked_table, file_hash, shipped
-from jax_grpo.positions.dataset import heldout_positions, load_positions, read_packaged, selfplay_positions, told
+from jax_grpo.positions.dataset import (
+    PACKAGED_SOURCES,
+    heldout_positions,
+    load_positions,
+    read_packaged,
+    selfplay_positions,
+    told,
+)
 from jax_grpo.positions.files import PositionFileError, read_positions
 from jax_grpo.positions.position import is_heldout, position_key
 from jax_grpo.positions.rookworld import EnvironmentRow, PolicyRow, format_environment_row, format_policy_row
@@ -327,14 +334,23 @@ def test_a_file_that_changed_is_checked_and_nothing_is_written_beside_it(tmp_pat
     assert len(checked_table(path, "auto", tmp_path / "in the way")) == len(LABELLED)
 
 
-def test_the_shipped_positions_are_vouched_for_by_their_hashes_and_every_row_of_those_is_sound(monkeypatch):
-    for split in ("train", "heldout"):
-        path = PACKAGED / f"{split}.parquet"
-        assert file_hash(path) == shipped()[split], "changed without its hash: run this test, then write the new one"
-        assert read_positions(path) == read_packaged(split), "every row checked"
+SHIPPED = [("packaged", "train"), ("packaged", "heldout"), ("packaged:tables", "heldout"), ("packaged:tables", "test")]
+
+
+@pytest.mark.parametrize(
+    ("source", "split"), [*SHIPPED, pytest.param("packaged:tables", "train", marks=pytest.mark.slow)]
+)
+def test_the_shipped_positions_have_their_hashes_and_every_row_of_those_is_sound(source, split):
+    folder = PACKAGED_SOURCES[source]
+    path = PACKAGED.parent / folder / f"{split}.parquet"
+    assert file_hash(path) == shipped(folder)[split], "changed without its hash: run this test, then write the new one"
+    assert read_positions(path) == read_packaged(split, source), "every row checked"
+
+
+def test_the_shipped_positions_are_vouched_for_by_their_hashes(monkeypatch):
     counted = Counted(monkeypatch)
     assert counted.of(lambda: [read_packaged("train"), load_positions(PromptsConfig(split="all"), 0)]) == 0
-    monkeypatch.setitem(shipped(), "heldout", "0" * 64)
+    monkeypatch.setitem(shipped("positions"), "heldout", "0" * 64)
     assert counted.of(lambda: read_packaged("heldout")) == 2000, "a file that is not the shipped one is checked"
 
 

@@ -205,7 +205,7 @@ def sample_text(prompts: Sequence[Prompt], completions: Sequence[str], row: int)
 
 
 def about_every_row(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> None:
-    """Refuses, with a RewardError, a component with a weight that is not about some row, where components are compared one by one."""
+    """Refuses, with a RewardError, a weighted component that is not about some row, where they are compared one by one."""
     for name, values in components.items():
         if weights.get(name) and np.ma.is_masked(values):
             raise RewardError(
