@@ -153,7 +153,8 @@ class Trainer:
         """Refuses, before anything is compiled, a run that would come upon a too long prompt."""
         config = self.config
         drawn = min(config.iterations, -(-len(self.dataset) // config.prompts.per_iteration))  # at most an epoch
-        task = config.task.model_dump(exclude={"engine", "rewards"})  # neither changes a prompt
+        # An engine changes no prompt; but `value` without one has every position looked at.
+        task = [config.task.model_dump(exclude={"engine"}), config.task.engine is None]
         order = [config.seed, drawn, config.prompts.per_iteration]
         what = [jax_grpo.__version__, self.positions.identity, self.tokenizer.fingerprint(), task, order]
         own = any(inspect.isclass(made) and not made.__module__.startswith("jax_grpo.") for made in self.task.code())

@@ -45,4 +45,5 @@ class InstructionsTask(Task):
 def _about(values_B: np.ndarray) -> np.ndarray:
     """The values; where some rows have none, those are masked and 0."""
     absent_B = np.isnan(values_B)
-    return np.ma.MaskedArray(np.nan_to_num(values_B), absent_B) if absent_B.any() else values_B
+    values_B = np.nan_to_num(values_B).astype(np.float32)
+    return np.ma.MaskedArray(values_B, absent_B) if absent_B.any() else values_B
