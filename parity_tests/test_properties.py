@@ -88,11 +88,11 @@ def test_rewards_are_finite_in_range_repeatable_and_independent_of_order_and_nei
         assert np.array_equal(np.ma.getmaskarray(values)[list(order)], np.ma.getmaskarray(shuffled[component])), (
             component
         )
-        values = np.ma.filled(values, 0)
-        assert np.array_equal(values[list(order)], np.ma.filled(shuffled[component], 0)), component
+        plain = np.ma.filled(values, 0)
+        assert np.array_equal(plain[list(order)], np.ma.filled(shuffled[component], 0)), component
         pairs = zip(prompts, texts, strict=True)
         alone = np.concatenate([np.ma.filled(task.score([p], [t])[component], 0) for p, t in pairs])
-        assert np.array_equal(values, alone), component
+        assert np.array_equal(plain, alone), component
     sample_rows(prompts, texts, scores[component], scores, load_config(str(ROOT / "configs" / "quickstart.yaml")))
 
 
