@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jax_grpo.positions.position import Position
     from jax_grpo.report.records import read_records
     from jax_grpo.tasks.base import Prompt, Task
+    from jax_grpo.tasks.episodes import EpisodicTask
     from jax_grpo.tasks.stop import StopRule, word_stop
     from jax_grpo.train import train
     from jax_grpo.trainer import Trainer
@@ -30,11 +31,13 @@ _NAMES = {
     "positions.position": ("Position",),
     "report.records": ("read_records",),
     "tasks.base": ("Prompt", "Task"),
+    "tasks.episodes": ("EpisodicTask",),
     "tasks.stop": ("StopRule", "word_stop"),
     "trainer": ("Trainer",),
 }
 __all__ = [
     "Config",
+    "EpisodicTask",
     "Policy",
     "Position",
     "Prompt",

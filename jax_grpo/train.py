@@ -28,6 +28,7 @@ from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog
 from jax_grpo.report.records import sample_rows
+from jax_grpo.rollout.episodes import ObservationTooLong
 from jax_grpo.run import resume as continuing
 from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
@@ -47,6 +48,7 @@ RUN_ERRORS = (
     ImpossibleRate,
     MetricsError,
     NonFiniteUpdates,
+    ObservationTooLong,
     RewardError,
 )
 
@@ -228,7 +230,8 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
             console.iteration(metrics)
             health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:
-                rows = sample_rows(scored.prompts, scored.completions, scored.rewards_B, scored.components, config)
+                said = scored.completions, scored.rewards_B, scored.components, config, scored.episodes
+                rows = sample_rows(scored.prompts, *said)
                 console.samples(rows)
                 log.samples(done, rows)
             if done < config.record_batches:  # for `jax_grpo.replay`

@@ -123,7 +123,7 @@ FAULTS = {
     "tokens share their random number": Fault("rollout/generate.py", "jax.random.fold_in(key, t), dtype", "jax.random.fold_in(key, 0), dtype", "test_random_numbers.py"),
     "texts without their last token": Fault("rollout/generate.py", "tokenizer.decode(ids[:length].tolist())", "tokenizer.decode(ids[: length - 1].tolist())", "test_random_numbers.py"),
     "one token beyond a prompt's own cap": Fault("rollout/decoding.py", "(t >= prompts.cap_P)", "(t > prompts.cap_P)", "test_mixed.py -k own_cap"),
-    "positions of sampled tokens one on": Fault("rollout/decoding.py", "(prompts.length_P + t - 1)", "(prompts.length_P + t)", "test_rollout.py -k sampling_logprobs"),
+    "positions of sampled tokens one on": Fault("rollout/decoding.py", "prompts.length_PG + t - 1", "prompts.length_PG + t", "test_rollout.py -k sampling_logprobs"),
     "top-p counts the token itself": Fault("rollout/sampling.py", "jnp.cumsum(probs_RK, axis=-1) - probs_RK ", "jnp.cumsum(probs_RK, axis=-1) ", "test_rollout.py -k exact_distribution"),
     "min-p is a factor of the logit": Fault("rollout/sampling.py", "jnp.max(logits_RV, axis=-1) + jnp.log(sampling.min_p)", "jnp.max(logits_RV, axis=-1) * sampling.min_p", "test_rollout.py -k exact_distribution"),
     "repetition rewards negative logits": Fault("rollout/sampling.py", "logits_RV / penalty, logits_RV * penalty)", "logits_RV / penalty, logits_RV / penalty)", "test_rollout.py -k repetition"),

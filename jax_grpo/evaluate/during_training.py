@@ -11,16 +11,25 @@ import numpy as np
 from jax_grpo.config import Config
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.rollout.generate import encode_prompts
+from jax_grpo.rollout.episodes import Episodes
+from jax_grpo.rollout.generate import PromptTokens, encode_prompts
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import BATCH, Texts
+from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt, Task, applicable, checked_score, total_reward
+from jax_grpo.tasks.episodes import Episode, EpisodicTask
+
+MODES = ("greedy", "sampled")
+LATER_TURNS = ", later turns"  # end of the names of programs that go on with an episode
 
 
 def make_programs(graphdef: Any, tokenizer: Tokenizer, task: Task, config: Config) -> dict[str, Callable[..., Any]]:
     """The compiled generation of each mode, by name; the memory report compiles these very ones, for `BATCH` prompts."""
-    texts, temperatures = _texts(tokenizer, task, config), {"greedy": 0.0, "sampled": config.rollout.temperature}
-    return {mode: texts.program(graphdef, Sampling(temperature)) for mode, temperature in temperatures.items()}
+    texts, programs = _texts(tokenizer, task, config), {}
+    for mode, temperature in zip(MODES, (0.0, config.rollout.temperature), strict=True):
+        programs[mode], later = texts.episode_programs(graphdef, config.windows(), Sampling(temperature))
+        programs |= {} if later is None else {mode + LATER_TURNS: later}
+    return programs
 
 
 def _texts(tokenizer: Tokenizer, task: Task, config: Config) -> Texts:
@@ -47,7 +56,7 @@ class Evaluator:
 
     def __init__(self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config):
         self.prompts = list(prompts)
-        self._task, self._seed = task, config.seed
+        self._task, self._seed, self._windows = task, config.seed, config.windows()
         self._texts = _texts(policy.tokenizer, task, config)
         self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config)
         self._batches = []
@@ -60,13 +69,31 @@ class Evaluator:
     def __call__(self, params: Any) -> Evaluation:
         """Generates and scores every prompt in both modes."""
         metrics, completions, components = {}, {}, {}
-        for mode, program in self._generate.items():
-            texts: list[str] = []
-            for prompts, tokens, numbers in self._batches:
-                texts += self._texts.complete(program, params, prompts, tokens, numbers, self._seed)
-            scores = checked_score(self._task, self.prompts, texts)
+        for mode in MODES:
+            said: list[Any] = []
+            for batch in self._batches:
+                if isinstance(self._task, EpisodicTask):
+                    said += self._play(mode, params, *batch)
+                else:
+                    said += self._texts.complete(self._generate[mode], params, *batch, self._seed)
+            scores, texts = checked_score(self._task, self.prompts, said), [str(one) for one in said]
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             for name, values in applicable(scores, self.prompts).items():
                 metrics[f"eval/{mode}/{name}"] = float(values.mean())
             completions[mode], components[mode] = texts, scores
         return Evaluation(metrics, completions, components)
+
+    def _play(
+        self, mode: str, params: Any, prompts: Sequence[Prompt], tokens: PromptTokens, numbers: Sequence[int]
+    ) -> list[Episode]:
+        """An episode of each prompt; as in `Texts.complete`, a batch that is not full is filled up by repeating them."""
+        assert isinstance(self._task, EpisodicTask), "asked of such a task alone"
+        rows = np.resize(np.arange(len(prompts)), BATCH)
+        filled = (
+            [prompts[row] for row in rows],
+            PromptTokens(*(x[rows] for x in tokens)),
+            np.array(numbers, np.int32)[rows],
+        )
+        turns = self._generate[mode], self._generate.get(mode + LATER_TURNS)
+        episodes = Episodes(self._task, self._texts.tokenizer, self._windows, 1, *turns)
+        return episodes.play(params, *filled, self._seed, 0, Phases()).episodes[: len(prompts)]

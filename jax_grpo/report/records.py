@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_grpo.config import Config
 from jax_grpo.tasks.base import Prompt, applicable
+from jax_grpo.tasks.episodes import Episode
 
 _MOVE = re.compile(r"(?<![a-h0-9])[a-h][1-8][a-h][1-8][qrbn]?(?![a-z0-9])")
 
@@ -50,13 +51,15 @@ def sample_rows(
     rewards_B: np.ndarray,
     components: Mapping[str, np.ndarray],
     config: Config,
+    episodes: Sequence[Episode] | None = None,
 ) -> list[dict]:
     """One JSON-ready record for the first completion of each of `logging.samples` prompts.
 
     There is one of `prompts` for each of `completions`, whose texts end at the stop, groups of `rollout.group_size` together;
     `rewards_B` are weighted sums with penalties, `components` the raw rewards [B] by name. A record has `prompt`, `completion`,
     `reward` and `components`, and where the prompt has a position also `fen`, `engine_move` (the labels' first, or null) and
-    `model_move` (the last move written, or null). A number that is not finite is null.
+    `model_move` (the last move written, or null). A number that is not finite is null. An episode has its `turns`, pairs of
+    completion and observation, and `truncated`: `cut` (a completion at its cap), `out of turns`, or null.
     """
     rows = []
     for i in range(0, len(prompts), config.rollout.group_size)[: config.logging.samples]:
@@ -72,6 +75,10 @@ def sample_rows(
             moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
             engine, model = (position.moves[0] if position.moves else None), (moves[-1] if moves else None)
             row |= {"fen": position.fen, "engine_move": engine, "model_move": model}
+        if episodes is not None:
+            episode = episodes[i]
+            truncated = "cut" if episode.cut else None if episode.done else "out of turns"
+            row |= {"turns": [list(turn) for turn in episode.turns], "truncated": truncated}
         rows.append(row)
     return rows
 
@@ -80,6 +87,15 @@ def distinct_share(completions: Sequence[str], group_size: int) -> float:
     """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
     groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
     return float(np.mean([len(set(group)) / len(group) for group in groups]))
+
+
+def episode_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Metrics of episodes of several turns: completions an episode, and why those that are truncated are so."""
+    return {
+        "episode/turns/mean": float(np.mean([len(episode.turns) for episode in episodes])),
+        "episode/cut_fraction": float(np.mean([episode.cut for episode in episodes])),
+        "episode/out_of_turns_fraction": float(np.mean([not episode.done for episode in episodes])),
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -7,11 +7,12 @@ A new task is one new file, one line here, its name in `TaskConfig.name` and, to
 from jax_grpo.config.sections import TaskConfig
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask
+from jax_grpo.tasks.guess import GuessTask
 from jax_grpo.tasks.mixed import MixedTask
 from jax_grpo.tasks.policy import PolicyTask
 from jax_grpo.tasks.toy import LengthTask
 
-TASKS = {"policy": PolicyTask, "environment": EnvironmentTask, "length": LengthTask}
+TASKS = {"policy": PolicyTask, "environment": EnvironmentTask, "length": LengthTask, "guess": GuessTask}
 
 
 def make_task(config: TaskConfig) -> Task:

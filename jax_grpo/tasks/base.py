@@ -153,4 +153,4 @@ def _blame(task: Task, prompts: Sequence[Prompt], completions: Sequence[str], er
 
 
 def _sample(prompts: Sequence[Prompt], completions: Sequence[str], row: int) -> str:
-    return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {completions[row][:120]!r}"
+    return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {str(completions[row])[:120]!r}"

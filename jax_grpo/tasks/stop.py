@@ -126,3 +126,9 @@ def environment_stop() -> StopRule:
 def word_stop() -> StopRule:
     """Before the first space or line break."""
     return _automaton([0, 1], [(0, " \n", 1)], include=False)
+
+
+@functools.cache
+def number_stop() -> StopRule:
+    """After the first digit, blanks before it left aside; before anything else."""
+    return _automaton([1, 1], [(0, " ", 0), (0, "0123456789", 1)])
