@@ -8,6 +8,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ import torch_ref.model
 import torch_ref.options
 import torch_ref.train
 from jax_grpo.batch import Batch, GroupedTokens, record
-from jax_grpo.config import Config, ConfigError
+from jax_grpo.config import Config, ConfigError, load_config
 from jax_grpo.config.sections import TaskConfig
 from jax_grpo.memory.programs import LATER_TURNS, run_of
 from jax_grpo.model.flops import completions_work
@@ -47,7 +48,7 @@ from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt, RewardError
 from jax_grpo.tasks.episodes import EpisodicTask
 from jax_grpo.tasks.guess import GuessTask
-from jax_grpo.tasks.stop import _automaton, word_stop
+from jax_grpo.tasks.stop import StopRule, word_stop
 from jax_grpo.tasks.toy import LengthTask
 from jax_grpo.train import make_evaluator, train
 from jax_grpo.trainer import Trainer
@@ -59,7 +60,9 @@ SIZES = GPT2Config(vocab_size=585, num_layers=2, num_heads=2, hidden_size=16, ma
 TURNS, OBSERVED, GROUP = 3, 6, 2
 CAPS = [20, 3, 20, 5]  # of the prompts: half of them go on, into a second chunk of the cache
 PROMPTS = [Prompt(text, 0, max_new_tokens=cap) for text, cap in zip(["a", "b c d", "e2e4 w", "9"], CAPS, strict=True)]
-SEVENS = _automaton([0, 1], [(0, "7", 1)], include=False)  # one token in ten ends a completion
+STATE_7 = np.zeros((2, 256), np.int32)
+STATE_7[0, ord("7")], STATE_7[1] = 1, 1
+SEVENS = StopRule(STATE_7, 1, np.zeros((2, 256), bool))  # one token in ten has a 7, and ends a completion
 PENALISED = Sampling(temperature=0.7, repetition_penalty=1.3)
 
 
@@ -636,3 +639,15 @@ def test_the_hidden_numbers_are_of_the_prompt_and_even():
     assert len({task.prompt(None, seed).text for seed in range(9)}) == 1, "nothing of it is in the prompt"
     for text, expected in {" 5": " 5", " 12": " 1", "  7 ": "  7", "x": "", " x": " "}.items():
         assert task.stop_rule.truncate(text, 0) == (expected, True)
+
+
+@pytest.mark.slow  # some hundred iterations
+def test_the_number_game_is_learnt_beyond_what_blind_guessing_can(tmp_path):
+    """No policy that ignores the answers finds more than three of seven numbers, but by chance: 20 x 128 episodes."""
+    path = str(Path(__file__).parents[1] / "configs" / "guess.yaml")
+    run = train(load_config(path, ["--run_dir", str(tmp_path / "run"), "--logging.samples_every", "0"]))
+    found = [record["reward/found/mean"] for record in read_records(run / "metrics.jsonl")]
+    print(
+        f"found: {np.mean(found[:5]):.3f} at the start, {np.mean(found[-20:]):.3f} in the last 20; blindly at most {3 / 7:.3f}"
+    )
+    assert np.mean(found[:5]) < 3 / 7 and np.mean(found[-20:]) > 0.6
