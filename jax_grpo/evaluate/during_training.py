@@ -71,11 +71,12 @@ class Evaluator:
         metrics, completions, components = {}, {}, {}
         for mode in MODES:
             said: list[Any] = []
-            for batch in self._batches:
+            for prompts, tokens, numbers in self._batches:
                 if isinstance(self._task, EpisodicTask):
-                    said += self._play(mode, params, *batch)
+                    said += self._play(mode, params, prompts, tokens, numbers)
                 else:
-                    said += self._texts.complete(self._generate[mode], params, *batch, self._seed)
+                    program = self._generate[mode]
+                    said += self._texts.complete(program, params, prompts, tokens, numbers, self._seed)
             scores, texts = checked_score(self._task, self.prompts, said), [str(one) for one in said]
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             for name, values in applicable(scores, self.prompts).items():
@@ -89,11 +90,8 @@ class Evaluator:
         """An episode of each prompt; as in `Texts.complete`, a batch that is not full is filled up by repeating them."""
         assert isinstance(self._task, EpisodicTask), "asked of such a task alone"
         rows = np.resize(np.arange(len(prompts)), BATCH)
-        filled = (
-            [prompts[row] for row in rows],
-            PromptTokens(*(x[rows] for x in tokens)),
-            np.array(numbers, np.int32)[rows],
-        )
+        asked, numbers_P = [prompts[int(row)] for row in rows], np.array(numbers, np.int32)[rows]
+        filled = asked, PromptTokens(tokens.ids_PT[rows], tokens.mask_PT[rows]), numbers_P
         turns = self._generate[mode], self._generate.get(mode + LATER_TURNS)
         episodes = Episodes(self._task, self._texts.tokenizer, self._windows, 1, *turns)
         return episodes.play(params, *filled, self._seed, 0, Phases()).episodes[: len(prompts)]

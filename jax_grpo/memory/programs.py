@@ -140,8 +140,8 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
     for name, jitted in modes.items():
         given = inputs
         if name.endswith(during_training.LATER_TURNS):
-            first = jax.eval_shape(modes[name.removesuffix(during_training.LATER_TURNS)], *inputs)
-            given = _later_turn_arguments(inputs, *first, config.windows().observation)
+            first, kept = jax.eval_shape(modes[name.removesuffix(during_training.LATER_TURNS)], *inputs)
+            given = _later_turn_arguments(inputs, first, kept, config.windows().observation)
         programs.append(Program(f"{EVALUATION}{name}", jitted, given, ("parameters",)))
     return Run(tuple(programs), resident, in_host, sizes, assumed)
 
