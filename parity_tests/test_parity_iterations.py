@@ -114,7 +114,7 @@ class Twins:
         self.begin = {n: p.detach().numpy().copy() for n, p in self.theirs.state.model.named_parameters()}
         self.fresh = jax.tree.map(np.array, self.ours.state)  # the update donates it
         prompts, rollout, bare = self.ours._generate(0, Phases())
-        self.scored = self.ours._reward(prompts, rollout)
+        self.scored = self.ours._reward(0, prompts, rollout)
         batch = with_logps(config, self.ours.score, self.ours.state.params, self.ours.reference, bare)
         self.batch, _ = self.ours._with_advantages(batch, self.scored)
 
