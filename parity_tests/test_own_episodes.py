@@ -11,8 +11,8 @@ from jax_grpo.config.sections import TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.report.records import read_records
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import RewardError, TrainerState, checked_score
-from jax_grpo.tasks.episodes import Episode
+from jax_grpo.tasks.base import Prompt, RewardError, TrainerState, checked_score
+from jax_grpo.tasks.episodes import Episode, checked_reset, checked_steps
 from jax_grpo.tasks.imported import ImportedError
 from jax_grpo.trainer import Trainer
 
@@ -110,6 +110,20 @@ def test_a_score_that_fails_on_an_episode_names_it(folder):
     where = r"talk.py:\d+: task 'talk' raised AttributeError: 'str' object has no attribute 'no_such_test'"
     with pytest.raises(RewardError, match=rf"{where}. Sample 1: prompt '\d+ of is"):
         checked_score(task, prompts, [good, bad], [[1], [2]], TrainerState(0, 2))
+
+
+def test_a_step_that_fails_is_told_with_its_line(folder):
+    (folder / "talk.py").write_text(TALK.replace("self.said.append(completion)", "self.said.append(int(completion))"))
+    task = make_task(TaskConfig(name="talk.py:Talk"))
+    prompts = [Prompt("a", 0, columns={"kind": "isdigit"}), Prompt("b", 0, columns={})]
+    with pytest.raises(
+        RewardError, match=r"talk.py:24: task 'talk', sample 1: prompt 'b': reset raised KeyError: 'kind'"
+    ):
+        checked_reset(task, prompts)  # pyright: ignore[reportArgumentType]
+    episodes = dict(enumerate(checked_reset(task, prompts[:1] * 2)))  # pyright: ignore[reportArgumentType]
+    line = r"talk.py:13: task 'talk', sample 1: prompt 'a', completion 'x': step raised ValueError: invalid literal"
+    with pytest.raises(RewardError, match=line):
+        checked_steps(task, prompts[:1] * 2, episodes, ["1", "x"])  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("method", ["reset", "score", "prompt"])

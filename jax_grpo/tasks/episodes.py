@@ -12,6 +12,7 @@ import numpy as np
 
 from jax_grpo.tasks.base import Prompt, RewardError, Task
 from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tasks.imported import source_file, where
 
 
 class Environment(Protocol):
@@ -78,7 +79,7 @@ class EpisodicTask(Task):
 
 
 def checked_reset(task: EpisodicTask, prompts: Sequence[Prompt]) -> list[Episode]:
-    """A fresh episode of each prompt. Raises RewardError: `reset` raises; names the task and the sample."""
+    """A fresh episode of each prompt. Raises RewardError: `reset` raises; names its line and the sample."""
     episodes = []
     for row, prompt in enumerate(prompts):
         try:
@@ -86,7 +87,7 @@ def checked_reset(task: EpisodicTask, prompts: Sequence[Prompt]) -> list[Episode
         except EngineError:
             raise
         except Exception as error:  # a task is anybody's code
-            raise RewardError(f"{_where(task, prompts, row)}: reset raised {_said(error)}") from error
+            raise RewardError(_raised(task, f"{_sample(task, prompts, row)}: reset", error)) from error
     return episodes
 
 
@@ -96,7 +97,7 @@ def checked_steps(
     """`task.steps` of the episodes, which are given by their rows: a text and a bool for each.
 
     Raises:
-        RewardError: it raises, or returns something else; names the task and the first sample at fault.
+        RewardError: it raises, or returns something else; names the line, the task and the first sample at fault.
         EngineError: the engine's own failure, as it is.
     """
     environments, rows = [episode.environment for episode in episodes.values()], list(episodes)
@@ -106,25 +107,25 @@ def checked_steps(
         raise
     except StepFailed as failed:
         (place,), cause = failed.args, failed.__cause__
-        raise RewardError(
-            f"{_where(task, prompts, rows[place])}, completion {completions[place][:120]!r}: step raised {_said(cause)}"
-        ) from cause
+        assert cause is not None, "see `EpisodicTask.steps`"
+        sample = f"{_sample(task, prompts, rows[place])}, completion {completions[place][:120]!r}"
+        raise RewardError(_raised(task, f"{sample}: step", cause)) from cause
     except Exception as error:
-        raise RewardError(f"task {task.name!r}: steps of {len(rows)} samples raised {_said(error)}") from error
+        raise RewardError(_raised(task, f"task {task.name!r}: steps of {len(rows)} samples", error)) from error
     if not isinstance(answers, Sequence) or len(answers) != len(rows):
         raise RewardError(f"task {task.name!r}: steps returned {answers!r:.80}; expected {len(rows)} answers")
     for row, text, answer in zip(rows, completions, answers, strict=True):
         match answer:
             case (str(), bool() | np.bool_()):
                 continue
-        where = f"{_where(task, prompts, row)}, completion {text[:120]!r}"
-        raise RewardError(f"{where}: step returned {answer!r:.80}; expected (observation text, done)")
+        sample = f"{_sample(task, prompts, row)}, completion {text[:120]!r}"
+        raise RewardError(f"{sample}: step returned {answer!r:.80}; expected (observation text, done)")
     return list(answers)
 
 
-def _where(task: Task, prompts: Sequence[Prompt], row: int) -> str:
+def _sample(task: Task, prompts: Sequence[Prompt], row: int) -> str:
     return f"task {task.name!r}, sample {row}: prompt {prompts[row].text[:120]!r}"
 
 
-def _said(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}"
+def _raised(task: Task, what: str, error: BaseException) -> str:
+    return f"{where(error, source_file(type(task)))}: {what} raised {type(error).__name__}: {error}"
