@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jax_grpo.prompts.rows import Row
     from jax_grpo.report.records import read_records
     from jax_grpo.tasks.base import Prompt, Task
+    from jax_grpo.tasks.episodes import EpisodicTask
     from jax_grpo.tasks.stop import StopRule, text_stop, word_stop
     from jax_grpo.train import train
     from jax_grpo.trainer import Trainer
@@ -32,11 +33,13 @@ _NAMES = {
     "prompts.rows": ("Row",),
     "report.records": ("read_records",),
     "tasks.base": ("Prompt", "Task"),
+    "tasks.episodes": ("EpisodicTask",),
     "tasks.stop": ("StopRule", "text_stop", "word_stop"),
     "trainer": ("Trainer",),
 }
 __all__ = [
     "Config",
+    "EpisodicTask",
     "Policy",
     "Position",
     "Prompt",

@@ -121,7 +121,7 @@ def token_terms(batch: Batch, beta: jax.typing.ArrayLike, config: Config, dtype)
         sampling_logp_BS=batch.sampling_logp_BS,
         advantages_B=batch.advantages_B,
         mask_BS=mask_BS,
-        weight_BS=objective.aggregation_weights(mask_BS, settings.aggregation, config.rollout.max_new_tokens),
+        weight_BS=objective.aggregation_weights(mask_BS, settings.aggregation, config.windows().generated),
         policy_weight_BS=policy_weight_BS,
         beta=beta,
         bonus=settings.entropy_coefficient / objective.token_count(mask_BS),

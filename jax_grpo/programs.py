@@ -11,16 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from jax_grpo.batch import Batch, GroupedTokens
-from jax_grpo.config import Config
+from jax_grpo.config import Config, ConfigError
 from jax_grpo.loss import update_work
 from jax_grpo.model import flops
 from jax_grpo.model.gpt2 import GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.optimiser import STORED
+from jax_grpo.rollout.episodes import Played
 from jax_grpo.rollout.generate import Rollout, padded_length
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import Texts
 from jax_grpo.tasks.base import Task
+from jax_grpo.tasks.episodes import EpisodicTask
 from jax_grpo.update import make_score, make_update
 
 
@@ -30,23 +32,35 @@ class Programs(NamedTuple):
     generate: Callable[..., Any]
     score: Callable[..., Any]
     update: Callable[..., Any]
+    next_turn: Callable[..., Any] | None = None  # of an episode; None where there is one turn
 
 
 def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Task) -> Programs:
     """The programs of a run with this config and the `GPT2` of `graphdef`; nothing is compiled yet.
 
     The tokenizer's vocabulary bounds what is sampled, the task's stop rule ends it.
+
+    Raises:
+        ConfigError: the config has episodes, and the task answers no completion.
     """
-    how = config.rollout
+    how, windows = config.rollout, config.windows()
+    if config.task.episode is not None and not isinstance(task, EpisodicTask):
+        raise ConfigError(
+            f"task.episode.turns is {windows.turns}, but the task {task.name!r} answers no completion: leave task.episode out, ask "
+            f"task.name guess, or give a task that is an EpisodicTask"
+        )
     sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p, how.repetition_penalty)
     texts = Texts(tokenizer, task.stop_rule, how.max_new_tokens)
-    generate = texts.program(graphdef, sampling, group_size=how.group_size, compacts=how.compaction)
-    return Programs(generate, make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps()))
+    generate, next_turn = texts.episode_programs(
+        graphdef, windows, sampling, group_size=how.group_size, compacts=how.compaction
+    )
+    score, update = make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps())
+    return Programs(generate, score, update, next_turn)
 
 
 def context(config: Config) -> int:
-    """Tokens of the longest sequence a run can have: the widest bucket of prompts, and the completion's cap."""
-    return padded_prompt(config) + config.rollout.max_new_tokens
+    """Tokens of the longest sequence a run can have: the widest bucket of prompts, and the caps of all that follows."""
+    return padded_prompt(config) + config.windows().columns
 
 
 def padded_prompt(config: Config) -> int:
@@ -54,11 +68,15 @@ def padded_prompt(config: Config) -> int:
     return padded_length(config.prompts.max_prompt_tokens)
 
 
-def unscored(ids_PT: jax.Array, mask_PT: jax.Array, rollout: Rollout) -> Batch:
-    """The batch of prompts and their completions before anything is known of them: no cached values, advantages 0."""
+def unscored(ids_PT: jax.Array, mask_PT: jax.Array, rollout: Rollout | Played) -> Batch:
+    """The batch of prompts and their completions before anything is known of them: no cached values, advantages 0.
+
+    What is read is what is trained on, but for an episode's observations.
+    """
     rows = (-1, rollout.completion_mask_PGC.shape[-1])
+    read_PGC = rollout.read_mask_PGC if isinstance(rollout, Played) else rollout.completion_mask_PGC
     return Batch(
-        tokens=GroupedTokens(ids_PT, mask_PT, rollout.completion_ids_PGC, rollout.completion_mask_PGC),
+        tokens=GroupedTokens(ids_PT, mask_PT, rollout.completion_ids_PGC, read_PGC),
         mask_BS=rollout.completion_mask_PGC.reshape(rows),
         advantages_B=jnp.zeros(rollout.stopped_PG.size, jnp.float32),
         stopped_B=rollout.stopped_PG.reshape(-1),
@@ -94,6 +112,7 @@ def phase_flops(config: Config, architecture: GPT2Config, batch: Batch, steps: i
     """Model FLOPs of an iteration's rollout, scoring and so many optimiser steps on its batch; see `model.flops`."""
     assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
     every = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
+    every = every._replace(predicted=int(batch.mask_BS.sum()))
     all_tokens, forward, backward = (flops.forward(architecture, work) for work in (every, *update_work(batch, config)))
     return {
         "rollout": all_tokens,

@@ -28,6 +28,7 @@ from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog
 from jax_grpo.report.records import sample_rows
+from jax_grpo.rollout.episodes import ObservationTooLong
 from jax_grpo.run import resume as continuing
 from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
@@ -48,6 +49,7 @@ RUN_ERRORS = (
     ImpossibleRate,
     MetricsError,
     NonFiniteUpdates,
+    ObservationTooLong,
     RewardError,
 )
 
@@ -238,7 +240,7 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
             health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:
                 given = (scored.prompts, scored.completions, scored.rewards_B, scored.components)
-                rows = sample_rows(*given, config, scored.logged.extras)
+                rows = sample_rows(*given, config, scored.logged.extras, scored.episodes)
                 console.samples(rows)
                 log.samples(done, rows)
             if done < config.record_batches:  # for `jax_grpo.replay`

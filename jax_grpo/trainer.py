@@ -24,8 +24,16 @@ from jax_grpo.objective import beyond_guardrail
 from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
 from jax_grpo.programs import context, make_programs, phase_flops, reference_copy, unscored, with_logps
-from jax_grpo.report.records import distinct_share
-from jax_grpo.rollout.generate import Rollout, completion_ids, decode_completions, encode_fitting, encode_prompts
+from jax_grpo.report.records import distinct_share, episode_shares
+from jax_grpo.rollout.episodes import Episodes, Played
+from jax_grpo.rollout.generate import (
+    PromptTokens,
+    Rollout,
+    completion_ids,
+    decode_completions,
+    encode_fitting,
+    encode_prompts,
+)
 from jax_grpo.run.checkpoints import abstract, content_hash, restore
 from jax_grpo.run.resume import Origin, require_same_data
 from jax_grpo.system.compilation import compilations, takes_time
@@ -44,6 +52,7 @@ from jax_grpo.tasks.base import (
     checked_score,
     total_reward,
 )
+from jax_grpo.tasks.episodes import Episode, EpisodicTask
 from jax_grpo.tasks.imported import code_hashes
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
 
@@ -55,15 +64,21 @@ class NonFiniteUpdates(RuntimeError):
 class Scored(NamedTuple):
     """An iteration's completions with everything the update needs but log-probabilities.
 
-    `components` are raw reward components [B] by name, `rewards_B` their weighted sum with penalties.
+    `components` are raw reward components [B] by name, `rewards_B` their weighted sum with penalties. An episode's text is all
+    that was said in it.
     """
 
     prompts: list[Prompt]
     completions: list[str]
     components: dict[str, np.ndarray]
     rewards_B: np.ndarray
-    rollout: Rollout
+    rollout: Rollout | Played
     logged: Logged = Logged({}, {})
+
+    @property
+    def episodes(self) -> list[Episode] | None:
+        """What was said in each row's episode, turn by turn; None of a task that answers no completion."""
+        return self.rollout.episodes if isinstance(self.rollout, Played) else None
 
 
 class Trainer:
@@ -73,9 +88,10 @@ class Trainer:
     """
 
     def __init__(self, config: Config, task: Task | None = None, rewards: Sequence[Callable[..., Any]] | None = None):
-        if task is not None and config.task != TaskConfig():
+        if task is not None and config.task != TaskConfig(episode=config.task.episode):
             raise ConfigError(
-                "task: beside a task that is given to `train`, the config's section does nothing; leave it out"
+                "task: beside a task that is given to `train`, the config's section does nothing; leave it out (but for "
+                "task.episode)"
             )
         if (task is not None or rewards is not None) and config.update.micro_batches == "auto":
             raise ConfigError(
@@ -89,7 +105,7 @@ class Trainer:
         self.tokenizer = self.policy.tokenizer
         self._require_fitting_prompts()
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
-        self.generate, self.score, self.update = programs
+        self.generate, self.score, self.update, self.next_turn = programs
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
         self.reference = reference_copy(self.policy.params, config) if config.kl.beta > 0 else None
         self.state: TrainState = init_state(self.policy.params, config)
@@ -168,13 +184,16 @@ class Trainer:
             longest = max(longest, *map(len, encoded))
         remembered.keep(longest)
 
-    def _generate(self, iteration: int, phases: Phases) -> tuple[list[Prompt], Rollout, Batch]:
+    def _generate(self, iteration: int, phases: Phases) -> tuple[list[Prompt], Rollout | Played, Batch]:
         """The prompt of each completion, the completions, and their bare batch; the task prepares for scoring meanwhile."""
         config = self.config
         indices, prompts = self._prompts(iteration)
         ids_PT, mask_PT = encode_prompts([p.text for p in prompts], self.tokenizer, config.prompts.max_prompt_tokens)
-        states_P = np.array([p.start_state for p in prompts], np.int32)
         numbers_P = np.array(sampling_numbers(indices, len(self.dataset)), np.int32)
+        if isinstance(self.task, EpisodicTask):
+            rollout = self._play(iteration, prompts, PromptTokens(ids_PT, mask_PT), numbers_P, phases)
+            return self._grouped(prompts, ids_PT, mask_PT, rollout)
+        states_P = np.array([p.start_state for p in prompts], np.int32)
         caps_P = caps(prompts, config.rollout.max_new_tokens)
 
         def generate() -> Rollout:
@@ -184,25 +203,45 @@ class Trainer:
             self.task.prepare(prompts)
             return rollout
 
-        rollout = phases.run("rollout", generate)
-        repeated = [prompt for prompt in prompts for _ in range(config.rollout.group_size)]
+        return self._grouped(prompts, ids_PT, mask_PT, phases.run("rollout", generate))
+
+    def _grouped(
+        self, prompts: list[Prompt], ids_PT: np.ndarray, mask_PT: np.ndarray, rollout: Rollout | Played
+    ) -> tuple[list[Prompt], Rollout | Played, Batch]:
+        """What `_generate` returns."""
+        repeated = [prompt for prompt in prompts for _ in range(self.config.rollout.group_size)]
         return repeated, rollout, unscored(jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout)
 
-    def _reward(self, iteration: int, prompts: list[Prompt], rollout: Rollout) -> Scored:
+    def _play(
+        self, iteration: int, prompts: list[Prompt], tokens: PromptTokens, numbers_P: np.ndarray, phases: Phases
+    ) -> Played:
+        """The prompts' episodes, all turns of them."""
+        config = self.config
+        assert isinstance(self.task, EpisodicTask), "asked of such a task alone"
+        episodes = Episodes(
+            self.task, self.tokenizer, config.windows(), config.rollout.group_size, self.generate, self.next_turn
+        )
+        drawn = numbers_P, config.seed, iteration
+        return episodes.play(self.state.params, prompts, tokens, *drawn, phases, lambda: self.task.prepare(prompts))
+
+    def _reward(self, iteration: int, prompts: list[Prompt], rollout: Rollout | Played) -> Scored:
         """Stop-truncated texts, their raw components [B], and the weighted sum with penalties."""
         config = self.config
-        completions = [
-            self.task.stop_rule.truncate(text, prompt.start_state)[0]
-            for prompt, text in zip(prompts, decode_completions(rollout, self.tokenizer), strict=True)
-        ]
-        state = TrainerState(iteration, config.iterations)
-        components = checked_score(self.task, prompts, completions, completion_ids(rollout), state)
+        if isinstance(rollout, Played):
+            judged, completions = rollout.episodes, [str(episode) for episode in rollout.episodes]
+        else:
+            judged = completions = [
+                self.task.stop_rule.truncate(text, prompt.start_state)[0]
+                for prompt, text in zip(prompts, decode_completions(rollout, self.tokenizer), strict=True)
+            ]
+        ids = completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)
+        components = checked_score(self.task, prompts, judged, ids, TrainerState(iteration, config.iterations))
         rewards_B = total_reward(components, self.task.component_weights)
         if (penalty := config.objective.overlong_penalty) is not None:
             rewards_B = rewards_B + self._overlong(prompts, rollout, penalty.length) * np.float32(penalty.weight)
         return Scored(prompts, completions, components, rewards_B, rollout, self.task.logged())
 
-    def _overlong(self, prompts: list[Prompt], rollout: Rollout, length: int) -> np.ndarray:
+    def _overlong(self, prompts: list[Prompt], rollout: Rollout | Played, length: int) -> np.ndarray:
         """DAPO's soft penalty for long completions as a component [B]: 0 down to -1 at the cap."""
         lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
         caps_B = jnp.asarray(caps(prompts, self.config.rollout.max_new_tokens))
@@ -288,6 +327,8 @@ class Trainer:
         out["completion_length/mean"] = float(lengths_B.mean())
         out["truncated_fraction"] = float(1 - stopped_B.mean())
         out["completions/distinct"] = distinct_share(scored.completions, group)
+        if scored.episodes is not None and self.next_turn is not None:
+            out |= episode_shares(scored.episodes)
         # An empty step moves nothing: the first that has tokens is the first on fresh completions.
         out["ratio/first_deviation"] = next((float(s["ratio/deviation"]) for s in steps if not s["empty"]), math.nan)
         out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()

@@ -34,7 +34,17 @@ record_batches: 16
 ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176", "--rollout.max_new_tokens", "6"]
 MIXTURE = "{policy: {max_new_tokens: 4}, environment: {share: 2}}"
 MIXED = [*ENVIRONMENT, "--task.name", "mixed", "--task.mixture", MIXTURE]
-TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED}
+GUESS = [
+    "--task.name",
+    "guess",
+    "--task.episode.turns",
+    "3",
+    "--rollout.max_new_tokens",
+    "2",
+    "--task.prompt_style",
+    "full",
+]
+TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED, "guess": GUESS}
 
 
 def write_inputs(folder: Path) -> None:

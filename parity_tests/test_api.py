@@ -21,7 +21,7 @@ def test_every_public_name_is_there_and_on_the_page():
     for name in jax_grpo.__all__:
         assert callable(getattr(jax_grpo, name)), name
         assert re.search(rf"`{name}\b", page), f"{name} is not in docs/api.md"
-    with pytest.raises(AttributeError, match="no attribute 'trian'; its names: Config, Policy, "):
+    with pytest.raises(AttributeError, match="no attribute 'trian'; its names: Config, EpisodicTask, Policy, "):
         getattr(jax_grpo, "trian")  # noqa: B009
     assert sys.modules["jax_grpo.train"] is jax_grpo.train, "the command's module, which can be called"
 

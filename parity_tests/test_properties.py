@@ -26,6 +26,7 @@ from jax_grpo.report.health import CHECKS, diagnose
 from jax_grpo.report.records import RecordsError, sample_rows
 from jax_grpo.tasks import TASKS
 from jax_grpo.tasks.base import total_reward
+from jax_grpo.tasks.episodes import Episode, EpisodicTask, Turn
 
 # A fixed seed: the suite tests the code, and a new counterexample is not a flaky failure of someone else's change.
 bounded = settings(
@@ -60,9 +61,27 @@ def damaged(draw, whole: str) -> str:
 
 
 def tasks():
-    """Every task of positions that needs no engine, with each style of prompt; `prompts` has rows, and others' functions."""
-    made = {name: make(TaskConfig(name=name)) for name, make in TASKS.items() if name != "prompts"}
+    """Every task that needs neither an engine nor functions of the user's, with each style of prompt."""
+    own = {name: make for name, make in TASKS.items() if name != "prompts"}
+    made = {name: make(TaskConfig(name=name, episode={"turns": 3})) for name, make in own.items()}
     return made | {"policy, one move": TASKS["policy"](TaskConfig(name="policy", prompt_style="best_move"))}
+
+
+def score(task, prompts, texts):
+    """A task's scores of the texts; one that answers has each text as every completion of an episode."""
+    if not isinstance(task, EpisodicTask):
+        return task.score(prompts, texts)
+    episodes = [Episode(task.reset(prompt)) for prompt in prompts]
+    for episode, text in zip(episodes, texts, strict=True):
+        while not episode.done:
+            observation, episode.done = episode.environment.step(text)
+            episode.turns.append(Turn(text, observation))
+    return task.score(prompts, episodes)
+
+
+def seen(values):
+    """A component's values; -1, which none has, where it is not about the row."""
+    return np.ma.filled(values, -1)
 
 
 @pytest.mark.parametrize("name", tasks())
@@ -75,25 +94,26 @@ def test_rewards_are_finite_in_range_repeatable_and_independent_of_order_and_nei
     )
     prompts = [task.prompt(POSITIONS[i], i) for i, _ in rows]
     texts = [text for _, text in rows]
-    scores = task.score(prompts, texts)
+    scores = score(task, prompts, texts)
     assert list(scores) == list(task.component_weights)
-    for component, masked in scores.items():
-        values = np.ma.filled(masked, 0)  # what a component is not about
+    for component, values in scores.items():
         assert values.dtype == np.float32 and values.shape == (len(rows),), component
-        assert np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all(), (component, texts, values)
+        shown = np.ma.filled(values, 0)
+        assert np.isfinite(shown).all() and (shown >= 0).all() and (shown <= 1).all(), (component, texts, values)
     assert np.isfinite(total_reward(scores, task.component_weights)).all()
     order = data.draw(st.permutations(range(len(rows))))
-    shuffled = tasks()[name].score([prompts[i] for i in order], [texts[i] for i in order])
+    shuffled = score(tasks()[name], [prompts[i] for i in order], [texts[i] for i in order])
     for component, values in scores.items():
-        assert np.array_equal(np.ma.getmaskarray(values)[list(order)], np.ma.getmaskarray(shuffled[component])), (
-            component
-        )
-        plain = np.ma.filled(values, 0)
-        assert np.array_equal(plain[list(order)], np.ma.filled(shuffled[component], 0)), component
-        pairs = zip(prompts, texts, strict=True)
-        alone = np.concatenate([np.ma.filled(task.score([p], [t])[component], 0) for p, t in pairs])
-        assert np.array_equal(plain, alone), component
-    sample_rows(prompts, texts, scores[component], scores, load_config(str(ROOT / "configs" / "quickstart.yaml")))
+        assert np.array_equal(seen(values)[list(order)], seen(shuffled[component])), component
+        alone = [seen(score(task, [p], [t])[component]) for p, t in zip(prompts, texts, strict=True)]
+        assert np.array_equal(seen(values), np.concatenate(alone)), component
+    sample_rows(
+        prompts,
+        texts,
+        total_reward(scores, task.component_weights),
+        scores,
+        load_config(str(ROOT / "configs" / "quickstart.yaml")),
+    )
 
 
 def test_a_quadratic_pattern_is_seen():
@@ -112,7 +132,7 @@ def test_a_completion_of_a_hundred_thousand_characters_is_scored_in_proportion_t
 
     def scored(length):
         text = unit * (length // len(unit))
-        return lambda: task.score([prompt, prompt], [text, task.stop_rule.truncate(text, prompt.start_state)[0]])
+        return lambda: score(task, [prompt, prompt], [text, task.stop_rule.truncate(text, prompt.start_state)[0]])
 
     require_linear(scored)
 

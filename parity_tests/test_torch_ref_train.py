@@ -26,7 +26,7 @@ TOY, QUICK = str(ROOT / "configs/length_toy.yaml"), str(ROOT / "configs/quicksta
 SHARED = {
     "bench.machine", "config", "config.files", "config.learning", "config.sections", "model.tokenizer", "positions.dataset",
     "report.console", "report.curves", "report.log", "report.records", "tasks", "tasks.base",
-    "tasks.engine",
+    "tasks.engine", "tasks.episodes",
 }  # fmt: skip
 HARNESS = {"parity.py", "parity_report.py"}  # run both sides on purpose
 

@@ -37,6 +37,7 @@ from jax_grpo.tasks.base import (
     total_reward,
 )
 from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tasks.episodes import EpisodicTask
 from torch_ref import options as choices
 from torch_ref.advantages import component_advantages, group_advantages, groups_without_signal, overlong_penalty
 from torch_ref.batch import Batch, write_batch
@@ -61,6 +62,11 @@ class Trainer:
         self.reference = copy.deepcopy(model).eval() if config.kl.beta > 0 else None
         self.state: TrainState = start(model, config, chosen.adamw)
         self.task: Task = make_task(config.task)
+        if isinstance(self.task, EpisodicTask):
+            raise ConfigError(
+                f"task.name is {config.task.name}, whose completions are answered: torch_ref.train has one turn; train it with "
+                "jax_grpo.train, and compare the update on its record_batches with torch_ref.replay"
+            )
         self.texts = Texts(model, self.tokenizer, self.task, config)
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)

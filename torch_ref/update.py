@@ -71,7 +71,7 @@ def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradie
     """
     objective, coefficient = config.objective, config.objective.entropy_coefficient
     mask_BT = batch.loss_mask_BT(objective.mask_truncated)
-    totals = Totals(mask_BT.shape[0], max(1.0, float(mask_BT.sum())), config.rollout.max_new_tokens)
+    totals = Totals(mask_BT.shape[0], max(1.0, float(mask_BT.sum())), config.windows().generated)
     weight_BT = TOKEN_WEIGHTS[objective.aggregation](mask_BT, totals)
     entropy_mask_BT = _entropy_mask(model, batch, mask_BT, config) if objective.entropy_quantile > 0 else None
     needs_reference = config.kl.beta > 0

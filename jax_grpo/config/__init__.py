@@ -67,12 +67,15 @@ class Config(sections.Section):
     def _refused_lengths(self) -> Iterator[str]:
         """What is part of a length must not exceed it: tokens of a sequence, optimiser steps of a schedule."""
         model, cap, steps = self.model, self.rollout.max_new_tokens, self.optimizer_steps()
-        tokens, positions = self.prompts.max_prompt_tokens + cap, model.max_position_embeddings
+        windows = self.windows()
+        tokens, positions = self.prompts.max_prompt_tokens + windows.columns, model.max_position_embeddings
         if model.weights is None and positions is not None and tokens > positions:
-            yield f"prompts.max_prompt_tokens + rollout.max_new_tokens = {tokens} exceeds model.max_position_embeddings {positions}"
+            yield f"prompts.max_prompt_tokens + {self.after_prompt()} = {tokens} exceeds model.max_position_embeddings {positions}"
         for name, part in self.task.mixture.parts.items() if self.task.mixture else ():
             if (own := part.max_new_tokens or 0) > cap:
                 yield f"task.mixture.{name}.max_new_tokens {own} exceeds rollout.max_new_tokens {cap}"
+        if self.objective.overlong_penalty is not None and windows.turns > 1:
+            yield f"objective.overlong_penalty is of one completion, and task.episode.turns is {windows.turns}; leave it out"
         if (penalty := self.objective.overlong_penalty) is not None and penalty.length > cap:
             yield f"objective.overlong_penalty.length {penalty.length} exceeds rollout.max_new_tokens {cap}"
         if self.update.warmup_steps >= steps:
@@ -141,6 +144,23 @@ class Config(sections.Section):
         prompts, group = self.prompts.per_iteration // self.update.minibatches, self.rollout.group_size
         whole = [count for count in range(1, prompts + 1) if prompts % count == 0]
         return whole + [prompts * slices for slices in range(2, group + 1) if group % slices == 0]
+
+    def windows(self) -> sections.Windows:
+        """The columns of what follows a prompt."""
+        episode, cap = self.task.episode, self.rollout.max_new_tokens
+        return (
+            sections.Windows(1, cap, 0)
+            if episode is None
+            else sections.Windows(episode.turns, cap, episode.max_observation_tokens)
+        )
+
+    def after_prompt(self) -> str:
+        """What `windows().columns` is made of, in the words of an error."""
+        turns = self.windows().turns
+        words = (
+            f"task.episode.turns {turns} x rollout.max_new_tokens + {turns - 1} x task.episode.max_observation_tokens"
+        )
+        return words if turns > 1 else "rollout.max_new_tokens"
 
     def optimizer_steps(self) -> int:
         """N of the schedule: `update.total_steps`, or what the iterations make."""

@@ -7,7 +7,7 @@ checked in `config`. Nothing here touches JAX.
 
 import difflib
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import pydantic
 from pydantic import Field
@@ -109,6 +109,41 @@ class EngineConfig(Section):
     """Seconds after which a silent engine is restarted and the position analysed again."""
 
 
+class Windows(NamedTuple):
+    """Columns of what follows a prompt, `[c1 | o1 | c2 | o2 | ... | cK]`: a completion in each turn, an observation between two.
+
+    A completion's window is padded on the right. An observation's is padded on the left: its last column is its last token,
+    which predicts the next completion's first. Without episodes there is one completion.
+    """
+
+    turns: int
+    completion: int  # columns of each, as many as `rollout.max_new_tokens`
+    observation: int
+
+    @property
+    def columns(self) -> int:
+        """Of all windows."""
+        return self.begin(self.turns - 1) + self.completion
+
+    @property
+    def generated(self) -> int:
+        """Most tokens that the model writes in an episode."""
+        return self.turns * self.completion
+
+    def begin(self, turn: int) -> int:
+        """First column of a turn's completion; turns count from 0."""
+        return turn * (self.completion + self.observation)
+
+
+class EpisodeConfig(Section):
+    """A task that answers completions: prompt, completion, observation, completion, and so on."""
+
+    turns: Count
+    """Most completions of an episode."""
+    max_observation_tokens: Count = 16
+    """A longer observation is an error, never cut."""
+
+
 class MixturePart(Section):
     """One task of a mixture; what else it needs is in the task's own settings."""
 
@@ -170,16 +205,16 @@ class Mixture(Section):
         return self.parts[name].share / sum(part.share for part in self.parts.values())
 
 
-TASK_NAMES = ("policy", "environment", "length", "instructions", "prompts", "mixed")
+TASK_NAMES = ("policy", "environment", "length", "guess", "instructions", "prompts", "mixed")
 
 
 class TaskConfig(Section):
     """What is asked and how it is scored."""
 
     name: str = "policy"
-    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `instructions` has some to follow,
-    `mixed` asks several in one batch; `prompts` asks those of a file of yours and has functions of yours reward them;
-    `my_module:MyTask` or `my_file.py:MyTask` is a task of your own."""
+    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `guess` the toy of several turns,
+    `instructions` has some to follow, `mixed` asks several in one batch; `prompts` asks those of a file of yours and has functions
+    of yours reward them; `my_module:MyTask` or `my_file.py:MyTask` is a task of your own."""
     mixture: Mixture | None = None
     """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
     prompt_style: Literal["full", "best_move"] = "full"
@@ -190,6 +225,10 @@ class TaskConfig(Section):
     """`last` reproduces the published labels, which teach Black the worst of the five moves."""
     length_cap: Count = 20
     """Length task: reward = min(characters of the first word, cap) / cap."""
+    guess_numbers: Annotated[int, Field(ge=2, le=9)] = 7
+    """Guess task: the hidden number is one of 1 to this."""
+    episode: EpisodeConfig | None = None
+    """Several turns, for a task that answers completions (`guess`), such as {turns: 3}; null: one completion a prompt."""
     illegal_fraction: Fraction = 0.05
     """Environment task: share of prompts whose move is illegal."""
     engine: EngineConfig | None = None

@@ -11,16 +11,25 @@ import numpy as np
 from jax_grpo.config import Config
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.rollout.generate import encode_prompts
+from jax_grpo.rollout.episodes import Episodes
+from jax_grpo.rollout.generate import PromptTokens, completion_ids, encode_prompts
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import BATCH, Texts
+from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt, Task, TrainerState, applicable, checked_score, total_reward
+from jax_grpo.tasks.episodes import Episode, EpisodicTask
+
+MODES = ("greedy", "sampled")
+LATER_TURNS = ", later turns"  # end of the names of programs that go on with an episode
 
 
 def make_programs(graphdef: Any, tokenizer: Tokenizer, task: Task, config: Config) -> dict[str, Callable[..., Any]]:
     """The compiled generation of each mode, by name; the memory report compiles these very ones, for `BATCH` prompts."""
-    texts, temperatures = _texts(tokenizer, task, config), {"greedy": 0.0, "sampled": config.rollout.temperature}
-    return {mode: texts.program(graphdef, Sampling(temperature)) for mode, temperature in temperatures.items()}
+    texts, programs = _texts(tokenizer, task, config), {}
+    for mode, temperature in zip(MODES, (0.0, config.rollout.temperature), strict=True):
+        programs[mode], later = texts.episode_programs(graphdef, config.windows(), Sampling(temperature))
+        programs |= {} if later is None else {mode + LATER_TURNS: later}
+    return programs
 
 
 def _texts(tokenizer: Tokenizer, task: Task, config: Config) -> Texts:
@@ -48,7 +57,7 @@ class Evaluator:
     def __init__(self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config):
         self.prompts = list(prompts)
         self._task, self._seed, self._tokenizer = task, config.seed, policy.tokenizer
-        self._iterations = config.iterations
+        self._iterations, self._windows = config.iterations, config.windows()
         self._texts = _texts(policy.tokenizer, task, config)
         self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config)
         self._batches = []
@@ -61,14 +70,40 @@ class Evaluator:
     def __call__(self, params: Any, iteration: int = 0) -> Evaluation:
         """Generates and scores every prompt in both modes, with the weights after so many iterations."""
         metrics, completions, components = {}, {}, {}
-        for mode, program in self._generate.items():
-            texts: list[str] = []
-            for prompts, tokens, numbers in self._batches:
-                texts += self._texts.complete(program, params, prompts, tokens, numbers, self._seed)
-            ids = self._tokenizer.encode_batch(texts)  # of the texts: the tokens that were drawn may be others
-            scores = checked_score(self._task, self.prompts, texts, ids, TrainerState(iteration, self._iterations))
+        for mode in MODES:
+            said, ids = (
+                self._play(mode, params) if isinstance(self._task, EpisodicTask) else self._complete(mode, params)
+            )
+            state = TrainerState(iteration, self._iterations)
+            scores, texts = checked_score(self._task, self.prompts, said, ids, state), [str(one) for one in said]
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             for name, values in applicable(scores, self.prompts).items():
                 metrics[f"eval/{mode}/{name}"] = float(values.mean())
             completions[mode], components[mode] = texts, scores
         return Evaluation(metrics, completions, components)
+
+    def _complete(self, mode: str, params: Any) -> tuple[list[str], list[list[int]]]:
+        """A completion of each prompt, and its tokens."""
+        program, texts = self._generate[mode], []
+        for prompts, tokens, numbers in self._batches:
+            texts += self._texts.complete(program, params, prompts, tokens, numbers, self._seed)
+        return texts, self._tokenizer.encode_batch(texts)  # of the texts: the tokens that were drawn may be others
+
+    def _play(self, mode: str, params: Any) -> tuple[list[Episode], list[list[int]]]:
+        """An episode of each prompt, and the tokens that the model wrote in it.
+
+        As in `Texts.complete`, a batch that is not full is filled up by repeating its prompts.
+        """
+        assert isinstance(self._task, EpisodicTask), "asked of such a task alone"
+        turns = self._generate[mode], self._generate.get(mode + LATER_TURNS)
+        player = Episodes(self._task, self._tokenizer, self._windows, 1, *turns)
+        episodes: list[Episode] = []
+        ids: list[list[int]] = []
+        for prompts, tokens, numbers in self._batches:
+            rows = np.resize(np.arange(len(prompts)), BATCH)
+            asked, numbers_P = [prompts[int(row)] for row in rows], np.array(numbers, np.int32)[rows]
+            filled = asked, PromptTokens(tokens.ids_PT[rows], tokens.mask_PT[rows]), numbers_P
+            played = player.play(params, *filled, self._seed, 0, Phases())
+            episodes += played.episodes[: len(prompts)]
+            ids += completion_ids(played.completion_ids_PGC, played.completion_mask_PGC)[: len(prompts)]
+        return episodes, ids

@@ -23,10 +23,13 @@ from jax_grpo.model.named import build_model, random_architecture
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import read_config
 from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored, with_logps
+from jax_grpo.rollout.episodes import Played
+from jax_grpo.rollout.generate import Kept, Rollout
 from jax_grpo.run.files import is_checkpoint, read_manifest
 from jax_grpo.tasks import make_task
 from jax_grpo.update import TrainState, init_state
 
+LATER_TURNS = "rollout/later turns"  # an episode's program after the first
 EVALUATION = "evaluation/"  # beginning of the names of its programs
 HOST = "pinned_host"  # JAX's name of host memory that a device can read
 GPT2_SMALL = {"num_layers": 12, "num_heads": 12, "hidden_size": 768, "max_position_embeddings": 1024}
@@ -35,7 +38,9 @@ GPT2_SMALL = {"num_layers": 12, "num_heads": 12, "hidden_size": 768, "max_positi
 class Program(NamedTuple):
     """One program of a run: what jit makes of the trainer's own function for these arguments."""
 
-    name: str  # `rollout`, `score`, `reference` or `update`; `evaluation/greedy` or `evaluation/sampled` of held-out prompts
+    # `rollout`, of episodes also `rollout/later turns`; `score`, `reference` or `update`; `evaluation/greedy` or
+    # `evaluation/sampled` of held-out prompts.
+    name: str
     function: Callable[..., Any]  # jitted
     arguments: tuple[Any, ...]  # trees of `jax.ShapeDtypeStruct`
     holds: tuple[str, ...] = ()  # the resident arrays that are among them: `parameters`, `moments`, `reference`
@@ -43,7 +48,7 @@ class Program(NamedTuple):
     @property
     def generates(self) -> bool:
         """Whether it makes completions, and so has a cache; micro-batches do not change its memory."""
-        return self.name == "rollout" or self.name.startswith(EVALUATION)
+        return self.name in ("rollout", LATER_TURNS) or self.name.startswith(EVALUATION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +116,13 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
     resident = {"parameters": size(params), "moments": size(state.opt_state) - in_host.get("moments", 0)}
     inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
     rollout = jax.eval_shape(functions.generate, *inputs)
-    bare: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
     programs = [Program("rollout", functions.generate, inputs, ("parameters",))]
+    if functions.next_turn is not None:
+        rollout, kept = rollout
+        later = _later_turn_arguments(inputs, rollout, kept, config.windows().observation)
+        programs.append(Program(LATER_TURNS, functions.next_turn, later, ("parameters",)))
+        rollout = _in_columns(rollout, config.windows().columns)
+    bare: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
     if needs_old_logp(config):
         programs.append(Program("score", functions.score, (params, bare), ("parameters",)))
     reference = None
@@ -127,7 +137,12 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
     minibatch = jax.eval_shape(first_minibatch, params, reference, bare)
     programs.append(Program("update", functions.update, (state, minibatch), ("parameters", "moments")))
     inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
-    programs += [Program(f"{EVALUATION}{mode}", jitted, inputs, ("parameters",)) for mode, jitted in modes.items()]
+    for name, jitted in modes.items():
+        given = inputs
+        if name.endswith(during_training.LATER_TURNS):
+            first, kept = jax.eval_shape(modes[name.removesuffix(during_training.LATER_TURNS)], *inputs)
+            given = _later_turn_arguments(inputs, first, kept, config.windows().observation)
+        programs.append(Program(f"{EVALUATION}{name}", jitted, given, ("parameters",)))
     return Run(tuple(programs), resident, in_host, sizes, assumed)
 
 
@@ -140,3 +155,21 @@ def _generation_arguments(params: Any, prompts: int, width: int) -> tuple[Any, .
     """Parameters, the ids and mask of so many prompts, and the numbers of `rollout.generate.make_generate`'s program."""
     tokens, each, one = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((prompts, width), (prompts,), ()))
     return params, tokens, tokens, each, each, one, one, each
+
+
+def _later_turn_arguments(first: tuple[Any, ...], rollout: Rollout, kept: Kept, observation: int) -> tuple[Any, ...]:
+    """Arguments of `rollout.turns.make_next_turn`'s program after those of the first turn and what it returned."""
+    params, _, mask_PT, state_P, number_P, seed, step, cap_P = first
+    rows = rollout.stopped_PG.shape
+    tokens, goes_on = jax.ShapeDtypeStruct((*rows, observation), jnp.int32), jax.ShapeDtypeStruct(rows, jnp.bool_)
+    return params, kept, rollout, mask_PT, tokens, tokens, goes_on, state_P, number_P, seed, step, cap_P, step
+
+
+def _in_columns(rollout: Rollout, columns: int) -> Played:
+    """Shapes of whole episodes, from those of one turn."""
+
+    def wide(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*x.shape[:2], columns), x.dtype)
+
+    ids, mask, logp = (wide(x) for x in rollout[:3])  # pyright: ignore[reportArgumentType]
+    return Played(ids, mask, logp, rollout.stopped_PG, mask, [])  # pyright: ignore[reportArgumentType]

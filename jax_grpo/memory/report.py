@@ -19,6 +19,7 @@ from jax_grpo.memory.dumps import Live
 from jax_grpo.memory.fit import largest_completions, run_on
 from jax_grpo.memory.programs import Program, Run
 from jax_grpo.rollout.decoding import chunk_lengths
+from jax_grpo.rollout.generate import Rollout
 from jax_grpo.system.memory import GB
 
 TOP = 8  # kinds of buffer listed for a program
@@ -129,10 +130,11 @@ def part_of(live: Live, run: Run, program: Program) -> str:
 
 def _cache_sizes(run: Run, program: Program) -> set[int]:
     """Elements of one layer's keys: of the prompts, of each chunk of the completions, and of the half that goes on alone."""
-    rollout = jax.eval_shape(program.function, *program.arguments)
+    made = jax.eval_shape(program.function, *program.arguments)
+    rollout, kept = (made, None) if isinstance(made, Rollout) else made
     prompts, group, cap = rollout.completion_ids_PGC.shape
-    width, half = program.arguments[1].shape[1], prompts // 2
-    chunks = {group * length for length in chunk_lengths(cap)}
+    width, half = kept.prompts[0].k.shape[2] if kept else program.arguments[1].shape[1], prompts // 2
+    chunks = {group * length for length in (*chunk_lengths(cap), *([kept.past.mask_PGS.shape[-1]] if kept else []))}
     tokens = {prompts * n for n in {width, *chunks}} | {half * n for n in {width, group * (cap - 1), *chunks}}
     return {run.architecture.hidden_size * n for n in tokens}
 

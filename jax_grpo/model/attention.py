@@ -1,6 +1,7 @@
-"""Causal attention in three forms: whole sequences, completions grouped by their prompt, and one token a completion.
+"""Causal attention in four forms: whole sequences, completions grouped by their prompt, and what a completion is continued by,
+one token or several.
 
-The last two compute a prompt's keys and values once for its G completions. Knows nothing of blocks or of what is generated.
+All but the first compute a prompt's keys and values once for its G completions. Knows nothing of blocks or of what is generated.
 """
 
 import itertools
@@ -53,6 +54,13 @@ def _joint_softmax(sets: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim:
     weights = jax.nn.softmax(scores / math.sqrt(head_dim), axis=-1)
     ends = list(itertools.accumulate(scores.shape[-1] for scores, _ in sets))
     return jnp.split(weights, ends[:-1], axis=-1)
+
+
+class Past(NamedTuple):
+    """What an episode's earlier turns have read, in any order (positions are in the embeddings), and which columns count."""
+
+    caches: list[KV]  # per layer [P, G, N, S, D]
+    mask_PGS: jax.Array  # bool
 
 
 class Attention(nnx.Module):
@@ -114,9 +122,16 @@ class Attention(nnx.Module):
         return jnp.einsum("bnts,bsnd->btnd", weights_BNTS, v_BTND)
 
     def decode(
-        self, x_PGH: jax.Array, prompt: KV, prompt_mask_PT: jax.Array, own: Sequence[KV], step: jax.Array
+        self,
+        x_PGH: jax.Array,
+        prompt: KV,
+        prompt_mask_PT: jax.Array,
+        own: Sequence[KV],
+        step: jax.Array,
+        past: KV | None = None,
+        past_mask_PGS: jax.Array | None = None,
     ) -> tuple[jax.Array, KV]:
-        """One token per completion: attends to the shared prompt cache and to the completion's tokens 0..step.
+        """One token per completion: attends to the shared prompt cache, to earlier turns, and to the completion's tokens 0..step.
 
         The completion's cache comes in chunks; the token is written into the last, which is returned.
         """
@@ -133,9 +148,39 @@ class Attention(nnx.Module):
 
         chunks, seen = [*full, last], [*[True] * len(full), jnp.arange(last.k.shape[3]) <= place]
         sets = [(scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, :])]
+        if past is not None and past_mask_PGS is not None:
+            chunks, seen = [past, *chunks], [past_mask_PGS[:, :, None], *seen]
         sets += [(scores("pgnsd", chunk.k), s) for chunk, s in zip(chunks, seen, strict=True)]
         on_prompt, *on_own = (w.astype(x_PGH.dtype) for w in _joint_softmax(sets, self.head_dim))
         out_PGND = jnp.einsum("pgns,pnsd->pgnd", on_prompt, prompt.v)
         for weights_PGNS, chunk in zip(on_own, chunks, strict=True):
             out_PGND += jnp.einsum("pgns,pgnsd->pgnd", weights_PGNS, chunk.v)
         return self.project(out_PGND), last
+
+    def extend(
+        self,
+        x_PGEH: jax.Array,
+        mask_PGE: jax.Array,
+        prompt: KV,
+        prompt_mask_PT: jax.Array,
+        past: KV,
+        past_mask_PGS: jax.Array,
+    ) -> tuple[jax.Array, KV]:
+        """Several tokens at once that follow what a completion has read; also returns their cache [P, G, N, E, D]."""
+        q_PGNED, k_PGNED, v_PGNED = (jnp.swapaxes(x, 2, 3) for x in self.qkv(x_PGEH))
+        length = q_PGNED.shape[3]
+        own_PGEE = jnp.tril(jnp.ones((length, length), bool)) & mask_PGE.astype(bool)[:, :, None, :]
+
+        def scores(keys: str, k: jax.Array) -> jax.Array:
+            return jnp.einsum(f"pgned,{keys}->pgnes", q_PGNED, k, preferred_element_type=wide_dtype(q_PGNED))
+
+        sets = [
+            (scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, None, :]),
+            (scores("pgnsd", past.k), past_mask_PGS[:, :, None, None, :]),
+            (scores("pgnsd", k_PGNED), own_PGEE[:, :, None]),
+        ]
+        on_prompt, *on_own = (w.astype(x_PGEH.dtype) for w in _joint_softmax(sets, self.head_dim))
+        out_PGNED = jnp.einsum("pgnes,pnsd->pgned", on_prompt, prompt.v)
+        for weights_PGNES, v_PGNSD in zip(on_own, (past.v, v_PGNED), strict=True):
+            out_PGNED += jnp.einsum("pgnes,pgnsd->pgned", weights_PGNES, v_PGNSD)
+        return self.project(jnp.swapaxes(out_PGNED, 2, 3)), KV(k_PGNED, v_PGNED)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo.model.attention import KV, Attention, causal_mask, join_rows, split_rows
+from jax_grpo.model.attention import KV, Attention, Past, causal_mask, join_rows, split_rows
 from jax_grpo.model.layers import MLP, GPT2Config, layer_norm
 
 
@@ -27,7 +27,7 @@ def position_ids(attention_mask_BT: jax.Array) -> jax.Array:
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block; its three forms, and what they take beside `x`, are those of `Attention`."""
+    """Pre-norm transformer block; its four forms, and what they take beside `x`, are those of `Attention`."""
 
     def __init__(self, config: GPT2Config, **how: Any):
         self.ln_1 = layer_norm(config, **how)
@@ -48,6 +48,11 @@ class Block(nnx.Module):
         attended_PGH, last = self.attn.decode(self.ln_1(x_PGH), *past)
         x_PGH = x_PGH + attended_PGH
         return x_PGH + self.mlp(self.ln_2(x_PGH)), last
+
+    def extend(self, x_PGEH: jax.Array, *past: Any) -> tuple[jax.Array, KV]:
+        attended_PGEH, kv = self.attn.extend(self.ln_1(x_PGEH), *past)
+        x_PGEH = x_PGEH + attended_PGEH
+        return x_PGEH + self.mlp(self.ln_2(x_PGEH)), kv
 
 
 Remat = Literal[False, "all", "dots"]
@@ -181,19 +186,41 @@ class GPT2(nnx.Module):
         prompt_mask_PT: jax.Array,
         chunks: Sequence[list[KV]],
         step: jax.Array,
+        past: Past | None = None,
     ) -> tuple[jax.Array, list[KV]]:
         """One decode step: hidden states [P, G, H] of the tokens just sampled, and the last chunk with these tokens in it.
 
         Positions count real prompt tokens and steps. The prompts' caches, per layer [P, N, T, D], are read by all G completions.
         `chunks` are the completions' tokens so far, by chunk and layer [P, G, N, S, D]; all but the last are full. A chunk a loop
         makes attention read what is there, not the whole cap. `step` is the token's index within its completion, int32 scalar.
+        `past` is what an episode's earlier turns have left; None in the first.
         """
         x_PGH = self._embed(token_PG, position_PG)
+        earlier = [()] * len(self.h) if past is None else [(kv, past.mask_PGS) for kv in past.caches]
         grown = []
-        for block, prompt, *own in zip(self.h, prompts, *chunks, strict=True):
-            x_PGH, last = block.decode(x_PGH, prompt, prompt_mask_PT, own, step)
+        for block, prompt, before, *own in zip(self.h, prompts, earlier, *chunks, strict=True):
+            x_PGH, last = block.decode(x_PGH, prompt, prompt_mask_PT, own, step, *before)
             grown.append(last)
         return self.ln_f(x_PGH), grown
+
+    def extend(
+        self,
+        ids_PGE: jax.Array,
+        mask_PGE: jax.Array,
+        position_PGE: jax.Array,
+        prompts: list[KV],
+        prompt_mask_PT: jax.Array,
+        past: Past,
+    ) -> tuple[jax.Array, list[KV]]:
+        """Hidden states [P, G, E, H] of tokens that follow prompt and past all at once, and their caches, [P, G, N, E, D].
+
+        Masked tokens may stand anywhere among them: nothing sees them, and what is returned for them means nothing.
+        """
+        x_PGEH, caches = self._embed(ids_PGE, position_PGE), []
+        for block, prompt, before in zip(self.h, prompts, past.caches, strict=True):
+            x_PGEH, kv = block.extend(x_PGEH, mask_PGE, prompt, prompt_mask_PT, before, past.mask_PGS)
+            caches.append(kv)
+        return self.ln_f(x_PGEH), caches
 
     def empty_chunk(self, prompts: int, group: int, length: int) -> list[KV]:
         """Zeroed cache of so many tokens a completion, one KV of [P, G, N, S, D] per layer, in the compute dtype."""

@@ -97,8 +97,8 @@ def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | N
         )
     if architecture.max_position_embeddings < context:
         raise ConfigError(
-            f"prompts.max_prompt_tokens (rounded up to a bucket) + rollout.max_new_tokens = {context} tokens; the model "
-            f"has {architecture.max_position_embeddings} positions"
+            f"prompts.max_prompt_tokens (rounded up to a bucket) + rollout.max_new_tokens (of an episode: all turns and "
+            f"observations) = {context} tokens; the model has {architecture.max_position_embeddings} positions"
         )
 
     def build() -> GPT2:

@@ -75,8 +75,12 @@ class Console:
         self._rich.print(Text(f"held-out, iteration {iteration} {elapsed}  {'   '.join(modes)}", style="cyan"))
 
     def samples(self, rows: Sequence[Mapping]) -> None:
-        """Lines of `prompt`, `completion` and `reward` (see `records.sample_rows`)."""
+        """Lines of `prompt`, `completion` (of an episode: its turns) and `reward` (see `records.sample_rows`)."""
         for row in rows:
             prompt, completion = row["prompt"].strip(), row["completion"].replace("\n", "⏎")
-            line = Text("    ").append(prompt, style="dim").append(completion, style="green")
+            line = Text("    ").append(prompt, style="dim")
+            for said, answer in row.get("turns", [(completion, "")]):
+                line.append(said.replace("\n", "⏎"), style="green").append(answer.replace("\n", "⏎"), style="cyan")
+            if row.get("truncated"):
+                line.append(f" [{row['truncated']}]", style="yellow")
             self._rich.print(line.append(f"   reward {row['reward']:.3f}", style="yellow"))

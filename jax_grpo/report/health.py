@@ -133,9 +133,14 @@ def cut_at_the_cap(run: Run) -> Sickness | None:
     alike = _nearly_all(run.shares_without_signal()) and not run.solved()
     if _nearly_all(shares) and (masked or alike):
         effect = "objective.mask_truncated leaves them out" if masked else "their rewards are all alike"
+        turns = run.config.windows().turns
+        what, cause = (
+            ("completions", "") if turns == 1 else ("episodes", f", or out of turns (task.episode.turns = {turns}),")
+        )
         return Sickness(
-            f"{shares[-1]:.0%} of completions are cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens} and "
-            f"{effect} (mean reward {run.now('reward/mean'):.3g}); raise rollout.max_new_tokens",
+            f"{shares[-1]:.0%} of {what} are cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens}{cause} and "
+            f"{effect} (mean reward {run.now('reward/mean'):.3g}); raise rollout.max_new_tokens"
+            f"{' or task.episode.turns' if cause else ''}",
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jax_grpo.config import Config
 from jax_grpo.tasks.base import Prompt, applicable
+from jax_grpo.tasks.episodes import Episode
 
 _MOVE = re.compile(r"(?<![a-h0-9])[a-h][1-8][a-h][1-8][qrbn]?(?![a-z0-9])")
 
@@ -52,6 +53,7 @@ def sample_rows(
     components: Mapping[str, np.ndarray],
     config: Config,
     extras: Mapping[str, Sequence[Any]] | None = None,
+    episodes: Sequence[Episode] | None = None,
 ) -> list[dict]:
     """One JSON-ready record for the first completion of each of `logging.samples` prompts.
 
@@ -59,7 +61,8 @@ def sample_rows(
     `rewards_B` are weighted sums with penalties, `components` the raw rewards [B] by name. A record has `prompt`, `completion`,
     `reward` and `components`, and where the prompt has a position also `fen`, `engine_move` (the labels' first, or null) and
     `model_move` (the last move written, or null). A number that is not finite is null. `extras` are columns of the user's rewards,
-    one value a completion, which stand in `extra`.
+    one value a completion, which stand in `extra`. An episode has its `turns`, pairs of completion and observation, and
+    `truncated`: `cut` (a completion at its cap), `out of turns`, or null.
     """
     rows = []
     for i in range(0, len(prompts), config.rollout.group_size)[: config.logging.samples]:
@@ -77,6 +80,10 @@ def sample_rows(
             moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
             engine, model = (position.moves[0] if position.moves else None), (moves[-1] if moves else None)
             row |= {"fen": position.fen, "engine_move": engine, "model_move": model}
+        if episodes is not None:
+            episode = episodes[i]
+            truncated = "cut" if episode.cut else None if episode.done else "out of turns"
+            row |= {"turns": [list(turn) for turn in episode.turns], "truncated": truncated}
         rows.append(row)
     return rows
 
@@ -85,6 +92,15 @@ def distinct_share(completions: Sequence[str], group_size: int) -> float:
     """Distinct texts in a group over its size, mean over groups: 1 where all differ, 1 / group_size where all are one."""
     groups = [completions[i : i + group_size] for i in range(0, len(completions), group_size)]
     return float(np.mean([len(set(group)) / len(group) for group in groups]))
+
+
+def episode_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Metrics of episodes of several turns: completions an episode, and why those that are truncated are so."""
+    return {
+        "episode/turns/mean": float(np.mean([len(episode.turns) for episode in episodes])),
+        "episode/cut_fraction": float(np.mean([episode.cut for episode in episodes])),
+        "episode/out_of_turns_fraction": float(np.mean([not episode.done for episode in episodes])),
+    }
 
 
 def _plain(value: Any) -> Any:

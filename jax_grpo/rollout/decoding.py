@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.model.attention import KV
+from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.rollout.sampling import Sampling, sample
 
@@ -26,9 +26,10 @@ class Prompts(NamedTuple):
 
     caches: list[KV]  # per layer [P, N, T, D], read by a prompt's G completions
     mask_PT: jax.Array  # 1 on real prompt tokens
-    length_P: jax.Array  # real tokens
+    length_PG: jax.Array  # real tokens before the completion's first
     uniform_PGC: jax.Array  # the random number in [0, 1) that draws token t of each completion
     cap_P: jax.Array  # most tokens of its completions
+    past: Past | None = None  # what an episode's earlier turns have left
 
 
 class Progress(NamedTuple):
@@ -66,9 +67,13 @@ class Decoder:
     table_SV: jax.Array  # state of the stop automaton after a token, by state and token (`StopRule.token_table`)
     accept_state: int  # the state that ends a completion
     compacts: bool  # go on with half of the prompts once no more are needed; changes time and memory, no token
+    keeps: bool = False  # return the completions' caches, for another turn to read
 
-    def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> Progress:
-        """All tokens of all completions; `hidden_PGH` predicts the first."""
+    def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> tuple[Progress, list[KV] | None]:
+        """All tokens of all completions, and what `keeps` asks for; `hidden_PGH` predicts the first.
+
+        What is kept is of all columns but the last, [P, G, N, C - 1, D]: a completion's own last token has not been read.
+        """
         count, group, cap = progress.ids_PGC.shape
         few = count // 2 if self.compacts and cap > LEAST_CHUNK else 0
         t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
@@ -78,15 +83,30 @@ class Decoder:
             carry = t, progress, self.model.empty_chunk(count, group, length)
             t, progress, chunk = self._loop(carry, prompts, full, until, few)
             full.append(chunk)
+        kept = self._joined(full, count, group) if self.keeps else None
         if not few:
-            return progress
+            return progress, kept
         return jax.lax.cond(
             jnp.all(progress.done_PG(t, prompts)),
-            lambda: progress,
-            lambda: self._finish(t, prompts, progress, full, few),
+            lambda: (progress, kept),
+            lambda: self._finish(t, prompts, progress, full, few, kept),
         )
 
-    def _finish(self, t: jax.Array, prompts: Prompts, progress: Progress, chunks: list[list[KV]], few: int) -> Progress:
+    def _joined(self, chunks: list[list[KV]], count: int, group: int) -> list[KV]:
+        """The chunks as one; of no columns where a completion is of one token."""
+        if not chunks:
+            return self.model.empty_chunk(count, group, 0)
+        return [jax.tree.map(lambda *x: jnp.concatenate(x, axis=3), *layer) for layer in zip(*chunks, strict=True)]
+
+    def _finish(
+        self,
+        t: jax.Array,
+        prompts: Prompts,
+        progress: Progress,
+        chunks: list[list[KV]],
+        few: int,
+        kept: list[KV] | None,
+    ) -> tuple[Progress, list[KV] | None]:
         """The rest of at most `few` prompts' completions, without the other prompts."""
         live_K = jax.lax.top_k(progress.live_P(t, prompts).astype(jnp.int32), few)[1]
         some = jax.tree.map(lambda x: x[live_K], progress)
@@ -96,12 +116,15 @@ class Decoder:
 
         cache = [jax.tree.map(joined, *layer) for layer in zip(*chunks, strict=True)]
         last = progress.ids_PGC.shape[-1] - 1
-        _, some, _ = self._loop((t, some, cache), jax.tree.map(lambda x: x[live_K], prompts), [], last, few=0)
-        return jax.tree.map(lambda x, new: x.at[live_K].set(new), progress, some)
+        _, some, cache = self._loop((t, some, cache), jax.tree.map(lambda x: x[live_K], prompts), [], last, few=0)
+
+        def back(x: jax.Array, new: jax.Array) -> jax.Array:
+            return x.at[live_K].set(new)
+
+        return jax.tree.map(back, progress, some), None if kept is None else jax.tree.map(back, kept, cache)
 
     def _loop(self, carry: Carry, prompts: Prompts, full: list[list[KV]], until: int, few: int) -> Carry:
         """Tokens up to number `until`, while more than `few` prompts have completions that go on."""
-        shape = carry[1].ids_PGC.shape[:2]
 
         def goes_on(carry: Carry) -> jax.Array:
             t, progress, _ = carry
@@ -110,9 +133,9 @@ class Decoder:
         def step(carry: Carry) -> Carry:
             t, progress, chunk = carry
             read_PG = jax.lax.dynamic_index_in_dim(progress.ids_PGC, t - 1, axis=2, keepdims=False)
-            position_PG = jnp.broadcast_to((prompts.length_P + t - 1)[:, None], shape)
+            position_PG = prompts.length_PG + t - 1
             hidden_PGH, chunk = self.model.decode(
-                read_PG, position_PG, prompts.caches, prompts.mask_PT, [*full, chunk], t - 1
+                read_PG, position_PG, prompts.caches, prompts.mask_PT, [*full, chunk], t - 1, prompts.past
             )
             return t + 1, self._sample(hidden_PGH, t, prompts, progress), chunk
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.decoding import Decoder, Progress, Prompts
@@ -39,6 +40,15 @@ class Rollout(NamedTuple):
     completion_mask_PGC: jax.Array  # int32, 1 up to and including the stop token
     sampling_logp_PGC: jax.Array  # of each token under softmax(logits / temperature) as sampled; 0 where masked
     stopped_PG: jax.Array  # whether the stop rule or end-of-text ended the completion (else it was cut at the cap)
+
+
+class Kept(NamedTuple):
+    """What an episode's next turn reads again: everything but the last token of each completion is in a cache."""
+
+    prompts: list[KV]  # per layer [P, N, T, D]
+    past: Past  # of turns before the newest, S columns in all: see `rollout.turns`
+    newest: list[KV]  # of the newest turn's tokens but its last, per layer [P, G, N, C - 1, D]
+    seen_PGV: jax.Array | None  # tokens that count as repeated; None without a repetition penalty
 
 
 def padded_length(tokens: int, multiple: int = PROMPT_MULTIPLE) -> int:
@@ -86,11 +96,17 @@ def row_keys(seed: int | jax.Array, step: jax.Array, prompt_P: jax.Array, group_
     return jax.vmap(lambda key: jax.vmap(lambda g: jax.random.fold_in(key, g))(jnp.arange(group_size)))(keys_P)
 
 
-def uniforms(keys_PG: jax.Array, length: int, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """The random number in [0, 1) that draws token t of each completion, [P, G, length]; drawn once, outside the decode loop."""
+def uniforms(
+    keys_PG: jax.Array, length: int, dtype: jax.typing.DTypeLike, first: jax.typing.ArrayLike = 0
+) -> jax.Array:
+    """The random number in [0, 1) that draws token t of each completion, [P, G, length]; drawn once, outside the decode loop.
+
+    `first` is the number of the first of these tokens: of a later turn, its column among all of the episode's.
+    """
 
     def of_row(key: jax.Array) -> jax.Array:
-        return jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(key, t), dtype=dtype))(jnp.arange(length))
+        tokens = first + jnp.arange(length)
+        return jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(key, t), dtype=dtype))(tokens)
 
     return jax.vmap(jax.vmap(of_row))(keys_PG)
 
@@ -106,6 +122,7 @@ def make_generate(
     stop_table_SV: np.ndarray,
     accept_state: int,
     compacts: bool = True,
+    past_columns: int = 0,
 ):
     """Compiled generation for fixed settings; one program per padded prompt length.
 
@@ -115,20 +132,22 @@ def make_generate(
     Returns:
         Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are
         numbers that tell the prompts apart (`positions.dataset.sampling_numbers`), `cap_P` their own caps, at most C (default: C).
+        With `past_columns`, what later turns of an episode will read besides, (Rollout, Kept): see `rollout.turns`.
     """
     table_SV = jnp.asarray(stop_table_SV, jnp.int32)
 
     @jax.jit
-    def generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P=None) -> Rollout:
-        compute_dtype = nnx.merge(graphdef, params).compute_dtype
-        model: GPT2 = nnx.merge(graphdef, _cast_matrices(params, compute_dtype))
+    def generate(
+        params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P=None
+    ) -> Rollout | tuple[Rollout, Kept]:
+        model = decoding_model(graphdef, params)
         shape = (*ids_PT.shape[:1], group_size, max_new_tokens)
         hidden_PTH, caches = model.prefill(ids_PT, mask_PT)
         dtype = jnp.promote_types(hidden_PTH.dtype, jnp.float32)
         prompts = Prompts(
             caches=caches,
             mask_PT=mask_PT,
-            length_P=jnp.sum(mask_PT, axis=-1),
+            length_PG=jnp.broadcast_to(jnp.sum(mask_PT, axis=-1)[:, None], shape[:2]),
             uniform_PGC=uniforms(row_keys(seed, step, prompt_P, group_size), max_new_tokens, dtype),
             cap_P=jnp.full(shape[:1], max_new_tokens) if cap_P is None else cap_P,
         )
@@ -154,12 +173,25 @@ def make_generate(
             table_SV=table_SV,
             accept_state=accept_state,
             compacts=compacts,
+            keeps=past_columns > 0,
         )
         last_PGH = jnp.broadcast_to(hidden_PTH[:, -1:], (*shape[:2], hidden_PTH.shape[-1]))
-        done = decoder.run(prompts, progress, last_PGH)
-        return Rollout(done.ids_PGC, done.mask_PGC, done.logp_PGC, done.stopped_PG)
+        done, newest = decoder.run(prompts, progress, last_PGH)
+        rollout = Rollout(done.ids_PGC, done.mask_PGC, done.logp_PGC, done.stopped_PG)
+        if newest is None:
+            return rollout
+        nothing = Past(
+            model.empty_chunk(shape[0], group_size, past_columns), jnp.zeros((*shape[:2], past_columns), bool)
+        )
+        return rollout, Kept(caches, nothing, newest, done.seen_PGV)
 
     return generate
+
+
+def decoding_model(graphdef, params) -> GPT2:
+    """The model of the parameters, its matrices in the compute dtype."""
+    compute_dtype = nnx.merge(graphdef, params).compute_dtype
+    return nnx.merge(graphdef, _cast_matrices(params, compute_dtype))
 
 
 def _cast_matrices(params: nnx.State, dtype: jnp.dtype) -> nnx.State:
@@ -173,11 +205,10 @@ def _cast_matrices(params: nnx.State, dtype: jnp.dtype) -> nnx.State:
 
 def decode_completions(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
     """Texts of the P * G completions, row by row, up to and including the token that ended each."""
-    return [tokenizer.decode(ids) for ids in completion_ids(rollout)]
+    return [tokenizer.decode(ids) for ids in completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)]
 
 
-def completion_ids(rollout: Rollout) -> list[list[int]]:
-    """Tokens of the P * G completions, row by row, up to and including the token that ended each."""
-    ids_BC = np.asarray(rollout.completion_ids_PGC).reshape(-1, rollout.completion_ids_PGC.shape[-1])
-    lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
-    return [ids[:length].tolist() for ids, length in zip(ids_BC, lengths_B, strict=True)]
+def completion_ids(completion_ids_PGC: jax.Array, completion_mask_PGC: jax.Array) -> list[list[int]]:
+    """Tokens of the P * G completions, row by row, the one that ended each included; of episodes, those of all turns together."""
+    ids_BC, mask_BC = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (completion_ids_PGC, completion_mask_PGC))
+    return [ids_C[mask_C == 1].tolist() for ids_C, mask_C in zip(ids_BC, mask_BC, strict=True)]

@@ -18,7 +18,7 @@ from jax_grpo.config.sections import ProfileConfig
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-PROGRAMS = ("generate", "score", "update")  # names of the functions in `programs.Programs`
+PROGRAMS = ("generate", "next_turn", "score", "update")  # names of the functions in `programs.Programs`
 SPOKEN_OF_S = 1.0  # seconds; less is no line on the console
 LEAST_S = 0.5  # seconds; what compiles faster is not worth a file
 PROFILE = "profile"  # of a run's folder; docs/memory.md says how to open what is in it

@@ -11,6 +11,8 @@ from jax_grpo.config import ConfigError
 from jax_grpo.config.sections import OwnPart, TaskConfig
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask
+from jax_grpo.tasks.episodes import EpisodicTask
+from jax_grpo.tasks.guess import GuessTask
 from jax_grpo.tasks.imported import ImportedError, imported, source_file, where
 from jax_grpo.tasks.instructions.task import InstructionsTask
 from jax_grpo.tasks.mixed import MixedTask
@@ -22,6 +24,7 @@ TASKS = {
     "policy": PolicyTask,
     "environment": EnvironmentTask,
     "length": LengthTask,
+    "guess": GuessTask,
     "instructions": InstructionsTask,
     "prompts": RewardsTask,
 }
@@ -35,7 +38,7 @@ def make_task(config: TaskConfig, rewards: Sequence[Callable[..., Any]] | None =
 
     Raises:
         ImportedError: a task of the user's own cannot be made.
-        ConfigError: functions are given where nothing asks for any.
+        ConfigError: functions are given where nothing asks for any, or a task of a mixture answers completions.
     """
     if rewards is not None and not config.asks_prompts():
         raise ConfigError("rewards: functions reward the prompts of task.name prompts, and no other task's")
@@ -46,6 +49,11 @@ def make_task(config: TaskConfig, rewards: Sequence[Callable[..., Any]] | None =
         alone = config.model_copy(update={"name": name, "rewards": part.rewards, "mixture": None})
         own = isinstance(part, OwnPart)
         tasks[name] = _own(part.task, f"task.mixture.{name}.task") if own else _built_in(alone, rewards)
+        if isinstance(tasks[name], EpisodicTask):
+            kind = type(tasks[name]).__qualname__
+            raise ConfigError(
+                f"task.mixture.{name}: {kind} answers completions (EpisodicTask), and a mixture has one turn"
+            )
     return MixedTask(tasks, config.mixture.parts)
 
 
@@ -53,10 +61,11 @@ def require_task(task: Any, place: str) -> Task:
     """The task, or an ImportedError that says what it lacks."""
     if Task not in type(task).__mro__:
         raise ImportedError(f"{place}: {task!r:.80} is no task; expected a class derived from jax_grpo.Task")
+    base, needed = (EpisodicTask, (*NEEDED, "reset")) if isinstance(task, EpisodicTask) else (Task, NEEDED)
     if missing := [
         name
-        for name in NEEDED
-        if getattr(type(task), name, None) is getattr(Task, name, None) and name not in vars(task)
+        for name in needed
+        if getattr(type(task), name, None) is getattr(base, name, None) and name not in vars(task)
     ]:
         raise ImportedError(f"{place}: {type(task).__qualname__} has no {', '.join(missing)}")
     return task

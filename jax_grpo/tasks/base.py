@@ -67,7 +67,10 @@ class Task(Protocol):
         ...
 
     def begin(self, state: TrainerState, completion_ids: Sequence[Sequence[int]]) -> None:
-        """Said before each `score`: how far the run is, and the tokens of each completion. May do nothing."""
+        """Said before each `score`: how far the run is, and the tokens of each completion, or that it wrote in each episode.
+
+        May do nothing.
+        """
 
     def logged(self) -> Logged:
         """What was said since `begin` beside the components."""
@@ -140,11 +143,11 @@ class RewardError(RuntimeError):
 def checked_score(
     task: Task,
     prompts: Sequence[Prompt],
-    completions: Sequence[str],
+    completions: Sequence[Any],
     completion_ids: Sequence[Sequence[int]] = (),
     state: TrainerState = TrainerState(0, 0),  # noqa: B008 (immutable)
 ) -> dict[str, np.ndarray]:
-    """`task.score`, each component float32 [B] and finite; masked, and 0, where it is not about the row.
+    """`task.score` of texts, or of episodes; each component float32 [B] and finite; masked, and 0, where it is not about the row.
 
     Raises:
         RewardError: it raises, or a component is missing, None, NaN or of the wrong length.
@@ -169,7 +172,7 @@ def checked_score(
     }
 
 
-def _checked(where: str, values: object, prompts: Sequence[Prompt], completions: Sequence[str]) -> np.ndarray:
+def _checked(where: str, values: object, prompts: Sequence[Prompt], completions: Sequence[Any]) -> np.ndarray:
     count = len(completions)
     if values is None:
         raise RewardError(f"{where} is None; expected {count} numbers. {sample_text(prompts, completions, 0)}")
@@ -199,9 +202,9 @@ def _blame(task: Task, prompts, completions, completion_ids, state: TrainerState
     return f"{said}; it does so on the batch of {len(completions)}, on none of its samples alone"
 
 
-def sample_text(prompts: Sequence[Prompt], completions: Sequence[str], row: int) -> str:
-    """A sample as errors show it."""
-    return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {completions[row][:120]!r}"
+def sample_text(prompts: Sequence[Prompt], completions: Sequence[Any], row: int) -> str:
+    """A sample as errors show it; an episode as all that was said."""
+    return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {str(completions[row])[:120]!r}"
 
 
 def about_every_row(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> None:

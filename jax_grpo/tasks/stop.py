@@ -135,6 +135,12 @@ def word_stop() -> StopRule:
 
 
 @functools.cache
+def number_stop() -> StopRule:
+    """After the first digit, blanks before it left aside; before anything else."""
+    return _automaton([1, 1], [(0, " ", 0), (0, "0123456789", 1)])
+
+
+@functools.cache
 def text_stop(*strings: str) -> StopRule:
     """Before the first of these strings, whichever is complete first; with none, at end-of-text alone.
 

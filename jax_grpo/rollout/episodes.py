@@ -1,0 +1,149 @@
+"""Episodes of several turns: the model completes, the task answers, and so on, until every episode is over.
+
+Owns the columns that an episode's tokens stand in (`config.sections.Windows`) and the two masks of them: what is read, and what the
+model wrote itself. A completion's tokens stay those that were sampled, and an observation is encoded alone: nothing is ever
+decoded and encoded again, so that what is trained on is what was sampled. Knows nothing of rewards.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo.config.sections import Windows
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.rollout.generate import PromptTokens, Rollout, decode_completions
+from jax_grpo.system.phases import Phases
+from jax_grpo.tasks.base import Prompt, caps
+from jax_grpo.tasks.episodes import Episode, EpisodicTask, Turn, checked_reset, checked_steps
+
+
+class ObservationTooLong(ValueError):
+    """An observation has no token, or more than the config allows; it is never cut silently."""
+
+
+class Played(NamedTuple):
+    """Episodes of P prompts, G each: the arrays of a `Rollout` over all windows, C columns, and what was said."""
+
+    completion_ids_PGC: jax.Array  # int32, observations among them
+    completion_mask_PGC: jax.Array  # int32, 1 on what the model wrote
+    sampling_logp_PGC: jax.Array  # 0 where it did not
+    stopped_PG: jax.Array  # every completion ended by its stop, and the task ended the episode
+    read_mask_PGC: jax.Array  # int32, 1 on what the model wrote and on observations
+    episodes: list[Episode]  # one a row
+
+
+class Episodes(NamedTuple):
+    """What plays a task's episodes: its compiled programs, and how long anything may be."""
+
+    task: EpisodicTask
+    tokenizer: Tokenizer
+    windows: Windows
+    group_size: int
+    generate: Callable[..., Any]  # see `rollout.generate.make_generate`
+    next_turn: Callable[..., Any] | None  # see `rollout.turns.make_next_turn`; None: there is one turn
+
+    def play(
+        self,
+        params: Any,
+        prompts: Sequence[Prompt],
+        tokens: PromptTokens,
+        numbers_P: np.ndarray,
+        seed: int,
+        step: int,
+        phases: Phases,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> Played:
+        """All turns of the prompts' episodes; those that are over wait, and generate nothing.
+
+        `numbers_P` are as in `make_generate`; `prepare` is called while the first turn is generated. Phases are `rollout` and
+        `environment`.
+
+        Raises:
+            ObservationTooLong: names the task, the sample, the tokens and the limit.
+            RewardError, EngineError: the task's own failures.
+        """
+        windows, step = self.windows, jnp.int32(step)
+        rows = [prompt for prompt in prompts for _ in range(self.group_size)]
+        states_P = np.array([prompt.start_state for prompt in prompts], np.int32)
+        caps_P = caps(prompts, windows.completion)
+        episodes = phases.run("environment", partial(checked_reset, self.task, rows))
+        live = dict(enumerate(episodes))
+
+        def first() -> Any:
+            made = self.generate(params, *tokens, states_P, numbers_P, seed, step, caps_P)
+            prepare()
+            return made
+
+        made = phases.run("rollout", first)
+        rollout, kept = (made, None) if self.next_turn is None else made
+        written: list[Rollout] = []
+        observed: list[PromptTokens] = []
+        for turn in range(windows.turns):
+            written.append(_on_host(rollout))
+            answers = phases.run("environment", partial(self._answers, rows, live, written[-1]))
+            live = {row: episode for row, episode in live.items() if not episode.done}
+            if self.next_turn is None or not live or turn + 1 == windows.turns:
+                break
+            observed.append(self._encoded(rows, {row: answers[row] for row in live}))
+            goes_on_PG = np.isin(np.arange(len(rows)), list(live)).reshape(len(prompts), -1)
+            asked = (*observed[-1], goes_on_PG, states_P, numbers_P, seed, step, caps_P, jnp.int32(turn + 1))
+            go_on = partial(self.next_turn, params, kept, rollout, tokens.mask_PT, *asked)
+            rollout, kept = phases.run("rollout", go_on)
+        return _in_columns(windows, self.tokenizer.pad_id, episodes, written, observed)
+
+    def _answers(self, rows: Sequence[Prompt], live: Mapping[int, Episode], rollout: Rollout) -> dict[int, str]:
+        """Observations by row. Episodes have a turn more, and know whether they are done and were cut."""
+        texts, stopped_B = decode_completions(rollout, self.tokenizer), np.asarray(rollout.stopped_PG).reshape(-1)
+        said = {row: self.task.stop_rule.truncate(texts[row], rows[row].start_state)[0] for row in live}
+        answers = checked_steps(self.task, rows, live, list(said.values()))
+        for (row, episode), (observation, done) in zip(live.items(), answers, strict=True):
+            episode.turns.append(Turn(said[row], observation))
+            episode.done, episode.cut = bool(done), episode.cut or not stopped_B[row]
+        return {row: observation for row, (observation, _) in zip(live, answers, strict=True)}
+
+    def _encoded(self, rows: Sequence[Prompt], observations: Mapping[int, str]) -> PromptTokens:
+        """Ids and mask [P, G, O], padded on the left; rows without an observation are padding alone."""
+        limit = self.windows.observation
+        ids_BO = np.full((len(rows), limit), self.tokenizer.pad_id, np.int32)
+        mask_BO = np.zeros_like(ids_BO)
+        encoded = self.tokenizer.encode_batch(list(observations.values()))
+        for (row, text), ids in zip(observations.items(), encoded, strict=True):
+            if not 1 <= len(ids) <= limit:
+                raise ObservationTooLong(
+                    f"task {self.task.name!r}, sample {row}: prompt {rows[row].text[:80]!r}, observation {text[:80]!r} has "
+                    f"{len(ids)} tokens; expected 1 to task.episode.max_observation_tokens = {limit}"
+                )
+            ids_BO[row, limit - len(ids) :], mask_BO[row, limit - len(ids) :] = ids, 1
+        shape = (-1, self.group_size, limit)
+        return PromptTokens(ids_BO.reshape(shape), mask_BO.reshape(shape))
+
+
+def _on_host(rollout: Rollout) -> Rollout:
+    return Rollout(*jax.device_get(tuple(rollout)))
+
+
+def _in_columns(
+    windows: Windows,
+    pad_id: int,
+    episodes: list[Episode],
+    written: Sequence[Rollout],
+    observed: Sequence[PromptTokens],
+) -> Played:
+    """Each turn's arrays in its columns; turns that nobody came to are padding."""
+    rows = (*written[0].completion_ids_PGC.shape[:2], windows.columns)
+    ids_PGC, (mask_PGC, read_PGC) = np.full(rows, pad_id, np.int32), np.zeros((2, *rows), np.int32)
+    logp_PGC = np.zeros(rows, written[0].sampling_logp_PGC.dtype)
+    for turn, rollout in enumerate(written):
+        columns = slice(windows.begin(turn), windows.begin(turn) + windows.completion)
+        ids_PGC[..., columns], logp_PGC[..., columns] = rollout.completion_ids_PGC, rollout.sampling_logp_PGC
+        mask_PGC[..., columns] = read_PGC[..., columns] = rollout.completion_mask_PGC
+    for turn, observation in enumerate(observed):
+        columns = slice(windows.begin(turn) + windows.completion, windows.begin(turn + 1))
+        ids_PGC[..., columns], read_PGC[..., columns] = observation.ids_PT, observation.mask_PT
+    stopped_PG = np.array([episode.done and not episode.cut for episode in episodes]).reshape(rows[:2])
+    ids, mask, logp, stopped, read = map(jnp.asarray, (ids_PGC, mask_PGC, logp_PGC, stopped_PG, read_PGC))
+    return Played(ids, mask, logp, stopped, read, episodes)
