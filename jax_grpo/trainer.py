@@ -93,6 +93,10 @@ class Trainer:
                 "task: beside a task that is given to `train`, the config's section does nothing; leave it out (but for "
                 "task.episode)"
             )
+        if task is not None and rewards is not None:
+            raise ConfigError(
+                "rewards: a task that is given scores by itself, and the functions would do nothing; leave one out"
+            )
         if (task is not None or rewards is not None) and config.update.micro_batches == "auto":
             raise ConfigError(
                 "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"

@@ -29,6 +29,7 @@ from jax_grpo.tasks.base import (
 from jax_grpo.tasks.imported import ImportedError, code_hashes, imported
 from jax_grpo.tasks.rewards import RewardsTask
 from jax_grpo.tasks.stop import text_stop
+from jax_grpo.tasks.toy import LengthTask
 from jax_grpo.trainer import Trainer
 
 STATE = TrainerState(3, 10)
@@ -297,3 +298,8 @@ def test_a_text_ends_before_the_stop_that_is_complete_first(strings, text):
 def test_stops_are_of_bytes_and_none_ends_nothing():
     assert text_stop("ü\n").truncate("grün ü\nnach", 0) == ("grün ", True)
     assert text_stop().truncate("any\n\ntext", 0) == ("any\n\ntext", False)
+
+
+def test_functions_beside_a_task_that_is_given_are_refused_since_they_would_do_nothing():
+    with pytest.raises(ConfigError, match="rewards: a task that is given scores by itself"):
+        Trainer(tiny_config(), LengthTask(TaskConfig(name="length")), rewards=[lambda completions: [0.0]])
