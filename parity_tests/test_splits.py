@@ -144,9 +144,9 @@ def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path
         asked["jax"] = prompts
         return make(policy, task, prompts, config)
 
-    def evaluated(texts, prompts, config):
+    def evaluated(texts, prompts, config, *more):
         asked["torch"] = prompts
-        return ask(texts, prompts, config)
+        return ask(texts, prompts, config, *more)
 
     monkeypatch.setattr(jax_grpo.train, "Evaluator", made)
     monkeypatch.setattr(torch_ref.train, "evaluate", evaluated)
