@@ -85,9 +85,8 @@ def train(
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
         if task is None and rewards is None:
-            if (
-                config.update.micro_batches == "auto"
-            ):  # which compiles: bad code and bad data of the user's are told before
+            if config.update.micro_batches == "auto":
+                # Finding them compiles: bad code and bad data of the user's are told before.
                 with contextlib.closing(make_task(config.task)) as own:
                     own.read(config.prompts, config.seed, config.compilation_cache)
             config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)

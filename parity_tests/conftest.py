@@ -2,6 +2,7 @@
 
 import functools
 import os
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -125,3 +126,18 @@ def relative_error(tree, reference) -> float:
     pairs = zip(found, expected, strict=True)
     errors = ((jax.tree_util.keystr(path), x, y) for (path, x), (_, y) in pairs)
     return max(relative_l2(name, x, y) for name, x, y in errors)
+
+
+def shapes_given(trainer: Any, *programs: str) -> dict[str, list]:
+    """What these programs of a trainer will be given, by name: a list a call, of each array's shape and type."""
+    seen: dict[str, list] = {}
+    for name in programs:
+        program = getattr(trainer, name)
+
+        def spy(*arguments, name=name, program=program):
+            shapes = [(np.shape(x), jnp.asarray(x).dtype.name) for x in jax.tree.leaves(arguments)]
+            seen.setdefault(name, []).append(shapes)
+            return program(*arguments)
+
+        setattr(trainer, name, spy)
+    return seen

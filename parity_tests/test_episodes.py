@@ -19,7 +19,7 @@ import pytest
 import torch
 import transformers
 from both import jax_policy, jax_step, objective, settings, show, torch_model, torch_step, weights
-from conftest import config
+from conftest import config, shapes_given
 from flax import nnx, struct
 from short_runs import TIMES
 from test_parity import LEVELS
@@ -444,17 +444,7 @@ def guessing(tmp_path_factory) -> tuple[Trainer, dict]:
     folder = str(tmp_path_factory.mktemp("guess"))
     sizes = {"num_layers": 1, "hidden_size": 16}
     trainer = Trainer(episodes_config(turns=3, cap=2, observed=8, model=sizes, run_dir=folder, kl={"beta": 0.1}))
-    seen: dict = {}
-    for name in ("generate", "next_turn", "score", "update"):
-        program = getattr(trainer, name)
-
-        def spy(*arguments, name=name, program=program):
-            shapes = [(np.shape(x), jnp.asarray(x).dtype.name) for x in jax.tree.leaves(arguments)]
-            seen.setdefault(name, []).append(shapes)
-            return program(*arguments)
-
-        setattr(trainer, name, spy)
-    return trainer, seen
+    return trainer, shapes_given(trainer, "generate", "next_turn", "score", "update")
 
 
 @pytest.mark.slow  # four programs and their shapes

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import config
+from conftest import config, shapes_given
 
 from jax_grpo.config import load_config
 from jax_grpo.evaluate import during_training
@@ -44,16 +44,8 @@ def tiny(**sections):
 
 def test_the_arguments_are_those_that_the_trainer_gives(tmp_path):
     settings = tiny(run_dir=str(tmp_path), update={"minibatches": 2})
-    trainer, seen = Trainer(settings), {}
-    for name in ("generate", "score", "update"):
-        program = getattr(trainer, name)
-
-        def spy(*arguments, name=name, program=program):
-            shapes = [(np.shape(x), jnp.asarray(x).dtype.name) for x in jax.tree.leaves(arguments)]
-            seen.setdefault(name, []).append(shapes)
-            return program(*arguments)
-
-        setattr(trainer, name, spy)
+    trainer = Trainer(settings)
+    seen = shapes_given(trainer, "generate", "score", "update")
     trainer.iterate(0)
     planned = {
         program.name: [(leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(program.arguments)]

@@ -14,6 +14,7 @@ from jax_grpo.config.sections import TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.report.records import read_records
+from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import encode_prompts, make_generate
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.tasks import make_task
@@ -61,12 +62,12 @@ def test_each_row_ends_at_its_own_cap_as_it_would_alone():
     start, numbers = np.zeros(4, np.int32), np.arange(4, dtype=np.int32)
     table = np.repeat(np.arange(2)[:, None], TINY.vocab_size, axis=1)
     table[0, :3] = 1  # three tokens stop
+    settings = DecodingSettings(
+        vocab_size=TINY.vocab_size, pad_id=0, sampling=Sampling(1.5), stop_table_SV=table, accept_state=1
+    )
 
     def generate(cap, caps=None):
-        program = make_generate(
-            graphdef, vocab_size=TINY.vocab_size, pad_id=0, group_size=5, max_new_tokens=cap,
-            sampling=Sampling(1.5), stop_table_SV=table, accept_state=1,
-        )  # fmt: skip
+        program = make_generate(graphdef, settings, group_size=5, max_new_tokens=cap)
         return program(params, ids, mask, start, numbers, 0, 0, caps)
 
     caps = np.array([3, 9, 1, 5], np.int32)

@@ -144,7 +144,15 @@ def test_an_evaluation_asks_what_the_run_does_not_train_on(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"task": {"name": "prompts"}}, r"prompts.source is packaged, which has chess positions; task.name prompts needs"),
+        ({"task": {"name": "prompts"}}, r"prompts.source is packaged, which has chess positions; a prompts task needs"),
+        (
+            {"task": {"name": "prompts"}, "prompts": {"source": "endings:KRK"}},
+            r"prompts.source is endings:KRK, which has chess positions; a prompts task needs",
+        ),
+        (
+            {"task": {"name": "mixed", "mixture": {"policy": {}, "prompts": {"source": "packaged:tables"}}}},
+            r"task.mixture.prompts.source is packaged:tables, which has chess positions",
+        ),
         ({"task": {"name": "polcy"}}, r"task.name is 'polcy'; expected policy, .*, or my_module:MyTask. Did you mean policy\?"),
         ({"task": {"stop": ["x"]}}, r"task.stop is \['x'\], which does nothing unless task.name is prompts; it is policy"),
         ({"task": {"name": "m:T", "rewards": {"x": 1}}}, r"task.rewards is of built-in tasks; task.name m:T has"),

@@ -14,6 +14,7 @@ from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import load_hf
 from jax_grpo.rollout import decoding
+from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import PromptTooLong, encode_prompts, make_generate
 from jax_grpo.rollout.sampling import Sampling, draw, keep_likely, penalise_repetition, sample
 from jax_grpo.tasks.stop import policy_stop, word_stop
@@ -30,17 +31,15 @@ def short_chunks(monkeypatch):
 
 
 def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, vocab=TINY.vocab_size, compacts=True):
-    return make_generate(
-        graphdef,
+    settings = DecodingSettings(
         vocab_size=vocab,
         pad_id=0,
-        group_size=group,
-        max_new_tokens=new,
         sampling=sampling,
         stop_table_SV=table,
         accept_state=len(table) - 1,
         compacts=compacts,
     )
+    return make_generate(graphdef, settings, group_size=group, max_new_tokens=new)
 
 
 def _prompts(lengths, width=10, seed=0):

@@ -12,6 +12,7 @@ from jax_grpo.config.sections import EngineConfig, PromptsConfig, TaskConfig
 from jax_grpo.data.__main__ import main as make_set
 from jax_grpo.data.tables import SPREAD, UNDECIDED, Options, tabled_game
 from jax_grpo.positions.dataset import load_positions, read_packaged
+from jax_grpo.positions.files import read_positions
 from jax_grpo.positions.position import Position, position_key
 from jax_grpo.positions.values import NotATable, move_table, win_probability
 from jax_grpo.tasks.policy import PolicyTask, legal_moves
@@ -91,6 +92,16 @@ def test_a_set_of_tables_has_every_legal_move_and_whole_games_in_one_split(tmp_p
     read = load_positions(PromptsConfig(source=str(tmp_path), split="train"), 0)
     assert [p.game for p in read] == [row["game"] for row in rows["train"]]
     assert move_table(read[0]).loss(read[0].moves[0]) == 0
+
+
+def test_games_have_numbers_or_names_or_none(tmp_path):
+    fens = [chess.Board().fen()] * 5
+    games = [7, "World Cup, 3", "World Cup, 4", "World Cup, 3", None]
+    rows = [{"fen": fen, "game": game} for fen, game in zip(fens, games, strict=True)]
+    (tmp_path / "games.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    number, third, fourth, again, none = (p.game for p in read_positions(tmp_path / "games.jsonl"))
+    assert number == 7 and none is None
+    assert third == again != fourth and {type(third), type(fourth)} == {int}
 
 
 def test_packaged_tables_are_whole_and_their_splits_share_no_position_and_no_game():

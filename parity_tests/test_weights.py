@@ -19,6 +19,7 @@ from jax_grpo.model.named import load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import WeightsError, load_hf, save_hf, to_hf
 from jax_grpo.replay import replay
+from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate
 from jax_grpo.rollout.sampling import Sampling
 
@@ -151,10 +152,10 @@ def _check_life_of_a_model(config: transformers.GPT2Config, folder, tokenizer: T
     assert error < tolerance
 
     never = np.repeat(np.arange(2)[:, None], architecture.vocab_size, axis=1)
-    generate = make_generate(
-        graphdef, vocab_size=architecture.vocab_size, pad_id=0, group_size=1, max_new_tokens=10,
-        sampling=Sampling(temperature=0.0), stop_table_SV=never, accept_state=1,
+    settings = DecodingSettings(
+        vocab_size=architecture.vocab_size, pad_id=0, sampling=Sampling(temperature=0.0), stop_table_SV=never, accept_state=1
     )  # fmt: skip
+    generate = make_generate(graphdef, settings, group_size=1, max_new_tokens=10)
     ours = generate(params, ids, np.ones_like(ids), np.zeros(2, np.int32), np.arange(2), 0, 0).completion_ids_PGC[:, 0]
     with torch.no_grad():
         prompt = torch.tensor(ids, dtype=torch.long)

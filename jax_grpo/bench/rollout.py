@@ -85,19 +85,20 @@ def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
     import jax
     import jax.numpy as jnp
 
+    from jax_grpo.rollout.decoding import DecodingSettings
     from jax_grpo.rollout.generate import make_generate
     from jax_grpo.rollout.sampling import Sampling
 
     graphdef, params = problems.model_of(problem)
     ids_PT = jnp.asarray(arrays(problem)["prompt"])
     never_SV = np.repeat(np.arange(2, dtype=np.int32)[:, None], problem.vocabulary, axis=1)
+    settings = DecodingSettings(
+        vocab_size=problem.vocabulary, pad_id=0, sampling=Sampling(), stop_table_SV=never_SV, accept_state=1, compacts=compacts
+    )  # fmt: skip
     count = np.zeros(problem.prompts, np.int32)
 
     def program(cap: int) -> Callable[[], Any]:
-        generate = make_generate(
-            graphdef, vocab_size=problem.vocabulary, pad_id=0, group_size=problem.group, max_new_tokens=cap,
-            sampling=Sampling(), stop_table_SV=never_SV, accept_state=1, compacts=compacts,
-        )  # fmt: skip
+        generate = make_generate(graphdef, settings, group_size=problem.group, max_new_tokens=cap)
         asked = (params, ids_PT, jnp.ones_like(ids_PT), count, count, 0, jnp.int32(0))
         caps_P = np.minimum(caps(problem), cap)
         return lambda: generate(*asked, caps_P)

@@ -104,10 +104,14 @@ class Config(sections.Section):
                 f"evaluation.source is {self.evaluation.source!r}, but {names} of task.mixture has a source of its own: an "
                 "evaluation asks the held-out splits of all sources; leave it out"
             )
+        read: dict[str, str | None] = {}
         if self.task.name == "prompts":
-            for key, source in (("prompts.source", self.prompts.source), ("evaluation.source", self.evaluation.source)):
-                if source in ("packaged", "selfplay"):
-                    yield f"{key} is {source}, which has chess positions; task.name prompts needs a .jsonl, .csv or .parquet file"
+            read = {"prompts.source": self.prompts.source, "evaluation.source": self.evaluation.source}
+        elif self.task.mixture is not None and self.task.mixture.prompts is not None:
+            read = {"task.mixture.prompts.source": self.task.mixture.prompts.source}
+        for key, source in read.items():
+            if source in sections.BUILT_IN_SOURCES:
+                yield f"{key} is {source}, which has chess positions; a prompts task needs a .jsonl, .csv or .parquet file"
 
     def _refused_evaluation(self) -> Iterator[str]:
         """An evaluation asks positions that the run does not train on."""

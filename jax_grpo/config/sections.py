@@ -154,6 +154,11 @@ class MixturePart(Section):
     rewards: dict[str, float] | None = None
     """Weights by component, over the task's defaults."""
 
+    @property
+    def own_source(self) -> str | None:
+        """What it reads, where that is not prompts.source."""
+        return getattr(self, "source", None)
+
 
 class PromptsPart(MixturePart):
     """Prompts of a file of yours, rewarded by task.rewards_from."""
@@ -184,9 +189,7 @@ class Mixture(Section):
     @property
     def sources(self) -> dict[str, str]:
         """Files of the parts that have one of their own, by the part's name."""
-        return {
-            name: source for name, part in self.parts.items() if (source := getattr(part, "source", None)) is not None
-        }
+        return {name: part.own_source for name, part in self.parts.items() if part.own_source is not None}
 
     @property
     def parts(self) -> dict[str, MixturePart]:

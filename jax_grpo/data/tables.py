@@ -67,11 +67,17 @@ def tabled_game(game: int, engine: chess.engine.SimpleEngine, options: Options) 
         legal = board.legal_moves.count()
         if rng.random() < ASKED:
             lines = _lines(engine, board, options.nodes, legal)
-            kept = _lines(engine, board, options.test_nodes, legal) if deep and _teaches(lines) else lines
-            if _teaches(lines) and len(kept) == legal:
-                moves, evaluations = zip(*kept, strict=True)
-                row = {"fen": board.fen(), "history": recent_moves(board), "moves": moves, "evaluations": evaluations}
-                rows.append({**row, "game": game})
+            if _teaches(lines):
+                kept = _lines(engine, board, options.test_nodes, legal) if deep else lines
+                if len(kept) == legal:
+                    moves, evaluations = zip(*kept, strict=True)
+                    row = {
+                        "fen": board.fen(),
+                        "history": recent_moves(board),
+                        "moves": moves,
+                        "evaluations": evaluations,
+                    }
+                    rows.append({**row, "game": game})
         else:
             lines = _lines(engine, board, PLAY_NODES, PLAY_LINES)
         if rng.random() < options.random:

@@ -16,11 +16,11 @@ from typing import Any
 
 from jax_grpo.config.files import require_weights, weights_directory
 from jax_grpo.config.sections import EngineConfig
-from jax_grpo.evaluate import EvaluationError, endgame, tables
+from jax_grpo.evaluate import MODES, EvaluationError, endgame, tables
 from jax_grpo.evaluate.mates import PACKAGED_MATES, Mate, read_mates
 from jax_grpo.evaluate.reference_players import skill_zero
 from jax_grpo.evaluate.selfplay import pgn
-from jax_grpo.evaluate.suites import MODES, SUITES, BeginPart, Data, OurModel, Results, run_suites
+from jax_grpo.evaluate.suites import SUITES, BeginPart, Data, OurModel, Results, run_suites
 from jax_grpo.model.named import describe_model, load_named
 from jax_grpo.positions.dataset import PACKAGED_SOURCES, read_packaged
 from jax_grpo.positions.files import read_positions

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_grpo.config import Config
+from jax_grpo.evaluate import MODES
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.episodes import Episodes
@@ -19,7 +20,6 @@ from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt, Task, TrainerState, applicable, checked_score, total_reward
 from jax_grpo.tasks.episodes import Episode, EpisodicTask
 
-MODES = ("greedy", "sampled")
 LATER_TURNS = ", later turns"  # end of the names of programs that go on with an episode
 
 

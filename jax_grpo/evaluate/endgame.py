@@ -14,7 +14,7 @@ import chess
 import chess.pgn
 
 from jax_grpo.evaluate.statistics import Estimate, summarise
-from jax_grpo.positions.endings import NEVER, ending
+from jax_grpo.positions.endings import NEVER, PIECES, ending
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.random_play import random_move
 from jax_grpo.positions.rookworld import legal_uci
@@ -22,7 +22,7 @@ from jax_grpo.positions.won_endings import LONGEST, drawn, squares_of, won_posit
 from jax_grpo.rollout.texts import Complete, Tick
 from jax_grpo.tasks.policy import PolicyTask
 
-ENDINGS = ("KRK", "KQK")
+ENDINGS = tuple(PIECES)
 ENDS = {
     "mated": "checkmate",
     "illegal": "the model's move is not legal, or not a move",

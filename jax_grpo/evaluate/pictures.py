@@ -10,9 +10,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
+from jax_grpo.evaluate import MODES
 from jax_grpo.evaluate.selfplay import Game
 from jax_grpo.evaluate.statistics import Estimate
-from jax_grpo.evaluate.suites import MODES, Data, Results
+from jax_grpo.evaluate.suites import Data, Results
 from jax_grpo.evaluate.tables import PLAIN, PLAYED, PLAYERS, REFERENCES, TITLES, by_section, words_of
 from jax_grpo.report.boards import ENGINE, MODEL, draw_board
 from jax_grpo.report.curves import boards
@@ -100,9 +101,8 @@ def losses(estimates: Mapping[str, Estimate], name: str, path: Path) -> None:
         for place, (mode, color) in enumerate({"greedy": MODEL, "sampled": ENGINE}.items()):
             found = [(x, estimates[f"{PLAYED}/{mode}/{group}/loss"]) for x, group in enumerate(groups)]
             measured = [(x, e.value, e.low, e.high) for x, e in found if e.value is not None]
-            xs, values, *bounds = (
-                np.array(measured, np.float64).reshape(-1, 4).T
-            )  # no interval: NaN, which is not drawn
+            # An estimate without an interval has None, which becomes NaN and is not drawn.
+            xs, values, *bounds = np.array(measured, np.float64).reshape(-1, 4).T
             spread = 100 * np.abs(np.stack(bounds) - values)
             style = {"fmt": "os"[place], "color": color, "capsize": 3, "label": f"{name}, {mode}"}
             axis.errorbar(xs + 0.16 * (place - 0.5), 100 * values, yerr=spread, **style)

@@ -14,9 +14,8 @@ from jax_grpo.positions.position import Position
 from jax_grpo.positions.values import UNDECIDED, move_table
 
 GOOD = 0.02  # a legal move that loses less than this passes: win probability, below a deep table's own error
-BLUNDER = (
-    0.15  # lost win probability: Lichess's threshold, 0.3 of winning chances 2 w - 1 (lila, modules/tree Advice.scala)
-)
+# Lost win probability: Lichess's threshold, 0.3 of winning chances 2 w - 1 (lila, modules/tree Advice.scala).
+BLUNDER = 0.15
 SAMPLES = 16  # sampled answers of a model in each position
 
 

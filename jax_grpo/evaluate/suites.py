@@ -11,7 +11,7 @@ from typing import Protocol
 import chess
 
 from jax_grpo.config.sections import TaskConfig
-from jax_grpo.evaluate import endgame, strength
+from jax_grpo.evaluate import MODES, endgame, strength
 from jax_grpo.evaluate.mates import Mate, mate_rows
 from jax_grpo.evaluate.move_logps import move_logps
 from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
@@ -26,7 +26,6 @@ from jax_grpo.tasks.environment import EnvironmentTask, judge
 from jax_grpo.tasks.policy import labelled, parse_answer
 from jax_grpo.tasks.stop import environment_stop, policy_stop
 
-MODES = ("greedy", "sampled")
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
 BeginPart = Callable[[str, int], Tick]  # (what, total) -> tick(done); see `progress.timed_parts`
 

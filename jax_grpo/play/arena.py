@@ -6,8 +6,9 @@ of ratings.
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import chess
 import chess.pgn
@@ -150,13 +151,33 @@ def _push(game: Game, move: str, max_half_moves: int) -> None:
     game.ended = kind or (LENGTH if len(board.move_stack) >= max_half_moves else None)
 
 
+def with_headers(
+    board: chess.Board, sides: tuple[str, str], first_is_white: bool, score: float, ended: str, number: int
+) -> chess.pgn.Game:
+    """A finished game of a match with PGN's headers; the score is the first side's."""
+    pgn = chess.pgn.Game.from_board(board)
+    white, black = sides if first_is_white else reversed(sides)
+    result = RESULTS[score if first_is_white else 1 - score]
+    pgn.headers.update({"Event": "jax_grpo match", "Site": "?", "Round": str(number), "Result": result})
+    pgn.headers.update({"White": white, "Black": black, "Termination": ended})
+    return pgn
+
+
+def counts(scores: Iterable[float]) -> dict[str, int]:
+    """How often a side won, drew and lost, by its scores."""
+    of_score = Counter(scores)
+    return {"wins": of_score[1.0], "draws": of_score[0.5], "losses": of_score[0.0]}
+
+
+def ends(endings: Sequence[str], boards: Iterable[chess.Board]) -> dict[str, Any]:
+    """How often games ended in each way, and how long they were; JSON values."""
+    half_moves = sum(len(board.move_stack) for board in boards)
+    return {"endings": dict(sorted(Counter(endings).items())), "half_moves_a_game": half_moves / len(endings)}
+
+
 def to_pgn(game: Game, first: str, second: str, number: int) -> chess.pgn.Game:
     """The game with headers; a comment says what was refused."""
-    pgn = chess.pgn.Game.from_board(game.board)
-    white = game.score if game.first_is_white else 1 - game.score
-    names = (first, second) if game.first_is_white else (second, first)
-    pgn.headers.update({"Event": "jax_grpo match", "Site": "?", "Round": str(number), "Result": RESULTS[white]})
-    pgn.headers.update({"White": names[0], "Black": names[1], "Termination": game.ended or LENGTH})
+    pgn = with_headers(game.board, (first, second), game.first_is_white, game.score, game.ended or LENGTH, number)
     if game.refused or game.ended == ILLEGAL:
         pgn.end().comment = f"no legal move: {game.refused!a}".replace("}", ")")
     return pgn

@@ -28,7 +28,7 @@ from jax_grpo.config.files import require_weights
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.evaluate.statistics import elo_estimate
 from jax_grpo.play import tournament
-from jax_grpo.play.arena import RESULTS, random_opening
+from jax_grpo.play.arena import counts, ends, random_opening, with_headers
 from jax_grpo.play.uci import FALLBACK, add_model_options
 from jax_grpo.positions.position import ending
 from jax_grpo.positions.random_play import random_move
@@ -164,27 +164,22 @@ def _score_line(results: Mapping[str, Any]) -> str:
 
 def summary(games: Sequence[Game]) -> dict[str, Any]:
     """Scores of all games and of each colour, Elo with its interval, fallbacks, endings and time; JSON values."""
-
-    def scores(part: Sequence[Game]) -> dict[str, int]:
-        return {name: sum(g.score == s for g in part) for name, s in (("wins", 1.0), ("draws", 0.5), ("losses", 0.0))}
-
-    totals = scores(games)
+    totals = counts(game.score for game in games)
     elo = elo_estimate(**totals)
     moves = sum(game.model_moves for game in games)
     fallbacks = sum(len(game.fallbacks) for game in games)
     endings = [game.ending for game in games]
     return {
         **totals,
-        "as_white": scores([game for game in games if game.model_is_white]),
-        "as_black": scores([game for game in games if not game.model_is_white]),
+        "as_white": counts(game.score for game in games if game.model_is_white),
+        "as_black": counts(game.score for game in games if not game.model_is_white),
         **elo._asdict(),
         "verdict": str(elo),
         "model_moves": moves,
         "fallbacks": fallbacks,
         "fallback_rate": fallbacks / max(moves, 1),
         "illegal_moves_on_the_board": endings.count("illegal move"),
-        "endings": {kind: endings.count(kind) for kind in sorted(set(endings))},
-        "half_moves_a_game": sum(len(game.board.move_stack) for game in games) / len(games),
+        **ends(endings, (game.board for game in games)),
         "milliseconds_a_model_move": 1000 * sum(game.seconds for game in games) / max(moves, 1),
     }
 
@@ -207,12 +202,8 @@ def save(record: Mapping[str, Any], games: Sequence[Game], args: argparse.Namesp
 
 def to_pgn(game: Game, record: Mapping[str, Any], number: int) -> chess.pgn.Game:
     """The game with headers, and a comment where the model's own move was not legal."""
-    pgn = chess.pgn.Game.from_board(game.board)
-    white = float(game.score if game.model_is_white else 1 - game.score)
-    sides = ["jax_grpo", record["opponent"]]
-    pgn.headers.update({"Event": "jax_grpo match", "Site": "?", "Round": str(number), "Result": RESULTS[white]})
-    pgn.headers["White"], pgn.headers["Black"] = sides if game.model_is_white else reversed(sides)
-    pgn.headers["Termination"] = game.ending
+    sides = "jax_grpo", record["opponent"]
+    pgn = with_headers(game.board, sides, game.model_is_white, game.score, game.ending, number)
     pgn.headers["Opening"] = f"{record['opening_plies']} random half-moves"
     for ply, node in enumerate(pgn.mainline()):
         if ply in game.fallbacks:

@@ -14,6 +14,7 @@ import random
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import chess
@@ -23,7 +24,7 @@ from rich.table import Table
 import jax_grpo
 from jax_grpo.config.files import require_weights
 from jax_grpo.evaluate.reference_players import Player, drawn, greedy_capture, skill_zero, two_ply, uniform
-from jax_grpo.play.arena import Game, ModelSide, PlayerSide, Side, play_match, to_pgn
+from jax_grpo.play.arena import Game, ModelSide, PlayerSide, Side, counts, ends, play_match, to_pgn
 from jax_grpo.play.ratings import PairedElo, Rating, fit_ratings, paired_elo
 from jax_grpo.system.progress import timed_parts
 from jax_grpo.system.whole_files import written_whole
@@ -92,14 +93,15 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
             )
             scores[first, second] = [game.score for game in games]
             record["matches"].append({"first": first, "second": second, **summary(games)})
-            _write(args, record, games, (first, second))
+            _write_record(args.json, record)
+            _add_games(args.pgn, games, (first, second), begins=len(record["matches"]) == 1)
         for side in players.values():
             if isinstance(side, ModelSide) and not args.strict:
                 record.setdefault("substituted", {})[side.name] = {"moves": side.asked, "replaced": side.substituted}
     if ANCHOR in names and len(pairs) > 1:
         ratings = fit_ratings(scores, ANCHOR, args.seed)
         record["ratings"] = {name: rating._asdict() for name, rating in ratings.items()}
-    _write(args, record, [], ("", ""))
+    _write_record(args.json, record)
     show(record)
     return record
 
@@ -107,22 +109,20 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
 def summary(games: Sequence[Game]) -> dict[str, Any]:
     """Counts of the first side's results, its paired Elo, and how games ended; JSON values."""
     elo: PairedElo = paired_elo([game.score for game in games])
-    endings = [str(game.ended) for game in games]
-    counts = {name: sum(game.score == s for game in games) for name, s in (("wins", 1), ("draws", 0.5), ("losses", 0))}
-    return {
-        **counts,
-        **elo._asdict(),
-        "endings": {kind: endings.count(kind) for kind in sorted(set(endings))},
-        "half_moves_a_game": sum(len(game.board.move_stack) for game in games) / len(games),
-    }
+    how = ends([str(game.ended) for game in games], (game.board for game in games))
+    return {**counts(game.score for game in games), **elo._asdict(), **how}
 
 
-def _write(args: argparse.Namespace, record: dict[str, Any], games: Sequence[Game], names: tuple[str, str]) -> None:
-    if args.json:
-        with written_whole(args.json) as working:
+def _write_record(path: Path | None, record: dict[str, Any]) -> None:
+    if path is not None:
+        with written_whole(path) as working:
             working.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if args.pgn and games:
-        with args.pgn.open("w" if len(record["matches"]) == 1 else "a", encoding="utf-8") as file:
+
+
+def _add_games(path: Path | None, games: Sequence[Game], names: tuple[str, str], *, begins: bool) -> None:
+    """Adds a match to the PGN, which the first one begins anew."""
+    if path is not None:
+        with path.open("w" if begins else "a", encoding="utf-8") as file:
             for number, game in enumerate(games, 1):
                 print(to_pgn(game, *names, number), file=file, end="\n\n")
 

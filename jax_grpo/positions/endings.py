@@ -24,12 +24,10 @@ class Ending(NamedTuple):
 
     attacks_KPS: np.ndarray  # bool: whether the piece reaches square S, past everything but its own king
     mates_in_KPW: np.ndarray  # int8, the strong side moves: moves to the shortest mate; NEVER: no such position
-    mated_in_KPW: (
-        np.ndarray
-    )  # int8, the weak side moves: moves to the latest mate, 0 if it is mate; NEVER: draw, or no such position
-    class_KPW: (
-        np.ndarray
-    )  # int32: the same number for the (up to) eight positions that are turns and mirrors of each other
+    # int8, the weak side moves: moves to the latest mate, 0 if it is mate; NEVER: draw, or no such position
+    mated_in_KPW: np.ndarray
+    # int32: the same number for the (up to) eight positions that are turns and mirrors of each other
+    class_KPW: np.ndarray
 
 
 def _on_board(square: int, step: tuple[int, int], times: int) -> int | None:

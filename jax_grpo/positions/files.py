@@ -2,7 +2,7 @@
 
 Columns: `fen` (required), and optionally `history`, `moves`, `evaluations` (lists; in CSV separated by spaces) and `best`.
 `moves` stand in the engine's order, best first; they are not sorted here (only RookWorld rows, which come shuffled, are).
-`game`, a number, says which positions are of one game.
+`game`, a number or a name, says which positions are of one game.
 Arbiter rows have `fen`, `history`, `move`, `next_fen`, `reward`, `terminated` and `truncated`.
 """
 
@@ -11,6 +11,7 @@ import difflib
 import functools
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,10 +87,16 @@ def _position(row: Mapping[str, Any]) -> Position:
     best = row.get("best") or None
     rookworld.check_legal(moves if best is None else (*moves, str(best)), board, fen)
     move, next_state = (None, None) if row.get("next_fen") is None else _outcome(row, board, fen)
-    game = row.get("game")
-    if not isinstance(game, int | None):
-        raise RowError(f"game is {game!r}; expected its number")
-    return Position(fen, history, moves, evaluations, best, move, next_state, game)
+    return Position(fen, history, moves, evaluations, best, move, next_state, _game_number(row.get("game")))
+
+
+def _game_number(game: object) -> int | None:
+    """A game's number as it is, and one of 31 bits for any other name: games are only told apart."""
+    if game is None or game == "":
+        return None
+    if isinstance(game, int) and 0 <= game < 2**31:
+        return game
+    return zlib.crc32(str(game).encode()) & 0x7FFFFFFF
 
 
 def _outcome(row: Mapping[str, Any], board: chess.Board, fen: str) -> tuple[str, str]:

@@ -26,12 +26,39 @@ KEY = "key"  # `digest` of the position, where it is known
 Item = TypeVar("Item")
 
 
-class PositionTable(Sequence[Position]):
-    """Positions in a fixed order: columns of `SCHEMA`, and `KEY` where it is known. An index gives one, a slice a list.
+class Rows(Sequence[Item]):
+    """Rows in a fixed order that are made when they are asked for: an index gives one, a slice a list.
 
-    `identity` is of the contents: the same positions in the same order, or another text. `apart` is how many positions the
-    source has in other splits; None: not known.
+    `identity` is of the contents: the same rows in the same order, or another text. `apart` is how many rows the source has in
+    other splits; None: not known.
     """
+
+    noun: str  # what its rows are, in messages
+    identity: str
+    apart: int | None
+
+    def row(self, index: int) -> Item:
+        """Row `index`, 0 to the length less 1."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self.row(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self.row(index % len(self))
+
+    def identity_as_in(self, old: str) -> str:
+        """The identity in the form of one that a checkpoint holds, where there is more than one form."""
+        return self.identity
+
+
+class PositionTable(Rows[Position]):
+    """Columns of `SCHEMA`, and `KEY` where it is known."""
 
     noun = "positions"
 
@@ -43,16 +70,8 @@ class PositionTable(Sequence[Position]):
     def __len__(self) -> int:
         return self._table.num_rows
 
-    @overload
-    def __getitem__(self, index: int) -> Position: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Position]: ...
-    def __getitem__(self, index: int | slice) -> Position | list[Position]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        return _position(self._fields.slice(index % len(self), 1).to_pylist()[0])
+    def row(self, index: int) -> Position:
+        return _position(self._fields.slice(index, 1).to_pylist()[0])
 
     def __iter__(self) -> Iterator[Position]:
         for batch in self._fields.to_batches(ROWS_AT_ONCE):

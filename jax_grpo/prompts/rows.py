@@ -8,7 +8,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +16,13 @@ import pyarrow as pa
 from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.positions.dataset import of_split
 from jax_grpo.positions.position import digest
-from jax_grpo.positions.table import read_parquet
+from jax_grpo.positions.table import Rows, read_parquet
 from jax_grpo.system.whole_files import file_hash
 
 PROMPT = "prompt"
 FORMATS = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-STATE, SPLITS = (
-    "state.json",
-    "dataset_dict.json",
-)  # of a folder that `datasets` saved: the Arrow files, or several such folders
+# Of a folder that `datasets` saved: what names its Arrow files, or says that it holds several such folders.
+STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 class PromptFileError(ValueError):
@@ -38,12 +36,8 @@ class Row(NamedTuple):
     columns: Mapping[str, Any]
 
 
-class PromptTable(Sequence[Row]):
-    """Rows in the order of their source; an index gives one, a slice a list.
-
-    `columns` are the names of all but the prompt; `identity` is of the source's bytes; `apart` is how many rows the source has in
-    the other split, None where that is not known.
-    """
+class PromptTable(Rows[Row]):
+    """Rows in the order of their source; `columns` are the names of all but the prompt, `identity` is of the source's bytes."""
 
     noun = "prompts"
 
@@ -61,14 +55,8 @@ class PromptTable(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return Row(self._prompts[index], self._columns_of(index % len(self)))
+    def row(self, index: int) -> Row:
+        return Row(self._prompts[index], self._columns_of(index))
 
     def keys(self) -> np.ndarray:
         """64 bits of each prompt's text, which its split is taken from."""
@@ -80,10 +68,6 @@ class PromptTable(Sequence[Row]):
         prompts = [self._prompts[number] for number in numbers]
         apart = len(self) - len(numbers)
         return PromptTable(prompts, self.columns, lambda i: self._columns_of(numbers[i]), identity, apart)
-
-    def identity_as_in(self, old: str) -> str:
-        """The identity in the form of one that a checkpoint holds, of which there is one."""
-        return self.identity
 
 
 def load_prompts(config: PromptsConfig, seed: int = 0, cache: str | None = None) -> PromptTable:

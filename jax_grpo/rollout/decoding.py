@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
@@ -55,19 +56,28 @@ class Progress(NamedTuple):
 Carry = tuple[jax.Array, Progress, list[KV]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoder:
-    """The loop's settings."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """What a program that decodes is compiled with, whoever's prompts it completes."""
 
-    model: GPT2  # with the parameters to decode with
-    embedding_VH: jax.Array  # the LM head's matrix in the compute dtype
     vocab_size: int  # real vocabulary; ids beyond it are never sampled
     pad_id: int  # fills completions after their stop
     sampling: Sampling  # shared by every completion
-    table_SV: jax.Array  # state of the stop automaton after a token, by state and token (`StopRule.token_table`)
+    stop_table_SV: np.ndarray  # state of the stop automaton after a token, by state and token (`StopRule.token_table`)
     accept_state: int  # the state that ends a completion
-    compacts: bool  # go on with half of the prompts once no more are needed; changes time and memory, no token
-    keeps: bool = False  # return the completions' caches, for another turn to read
+    compacts: bool = True  # go on with half of the prompts once no more are needed; changes time and memory, no token
+
+
+class Decoder:
+    """The loop, with a model (and the parameters to decode with) and its settings.
+
+    `keeps` asks for the completions' caches, for another turn to read.
+    """
+
+    def __init__(self, model: GPT2, settings: DecodingSettings, *, keeps: bool):
+        self.model, self.settings, self.keeps = model, settings, keeps
+        self.embedding_VH = model.wte.embedding[...].astype(model.compute_dtype)
+        self.table_SV = jnp.asarray(settings.stop_table_SV, jnp.int32)
 
     def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> tuple[Progress, list[KV] | None]:
         """All tokens of all completions, and what `keeps` asks for; `hidden_PGH` predicts the first.
@@ -75,7 +85,7 @@ class Decoder:
         What is kept is of all columns but the last, [P, G, N, C - 1, D]: a completion's own last token has not been read.
         """
         count, group, cap = progress.ids_PGC.shape
-        few = count // 2 if self.compacts and cap > LEAST_CHUNK else 0
+        few = count // 2 if self.settings.compacts and cap > LEAST_CHUNK else 0
         t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
         full: list[list[KV]] = []
         lengths = chunk_lengths(cap)
@@ -151,9 +161,9 @@ class Decoder:
         )
         uniform_R = jax.lax.dynamic_index_in_dim(prompts.uniform_PGC, t, axis=2, keepdims=False).reshape(rows)
         seen_RV = None if progress.seen_PGV is None else progress.seen_PGV.reshape(rows, -1)
-        token_R, logp_R = sample(logits_RV, uniform_R, self.sampling, seen_RV, self.vocab_size)
+        token_R, logp_R = sample(logits_RV, uniform_R, self.settings.sampling, seen_RV, self.settings.vocab_size)
         live_PG = ~progress.done_PG(t, prompts)
-        token_PG = jnp.where(live_PG, token_R.reshape(shape), self.pad_id)
+        token_PG = jnp.where(live_PG, token_R.reshape(shape), self.settings.pad_id)
         state_PG = jnp.where(live_PG, self.table_SV[progress.state_PG, token_PG], progress.state_PG)
         if seen_RV is not None:
             seen_RV = seen_RV.at[jnp.arange(rows), token_PG.reshape(rows)].set(True)
@@ -162,7 +172,7 @@ class Decoder:
             mask_PGC=progress.mask_PGC.at[:, :, t].set(live_PG.astype(jnp.int32)),
             logp_PGC=progress.logp_PGC.at[:, :, t].set(jnp.where(live_PG, logp_R.reshape(shape), 0)),
             state_PG=state_PG,
-            stopped_PG=state_PG == self.accept_state,
+            stopped_PG=state_PG == self.settings.accept_state,
             seen_PGV=None if seen_RV is None else seen_RV.reshape(*shape, -1),
         )
 

@@ -5,8 +5,8 @@ not drawn from a stream: a completion's depend on (seed, step, prompt's number, 
 lifted to tokens. Knows nothing of rewards or training.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,7 @@ from flax import nnx
 from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.rollout.decoding import Decoder, Progress, Prompts
-from jax_grpo.rollout.sampling import Sampling
+from jax_grpo.rollout.decoding import Decoder, DecodingSettings, Progress, Prompts
 
 PROMPT_MULTIPLE = 16  # prompts are padded to a multiple of this many tokens, which bounds recompilation
 
@@ -112,29 +111,17 @@ def uniforms(
 
 
 def make_generate(
-    graphdef,
-    *,
-    vocab_size: int,
-    pad_id: int,
-    group_size: int,
-    max_new_tokens: int,
-    sampling: Sampling,
-    stop_table_SV: np.ndarray,
-    accept_state: int,
-    compacts: bool = True,
-    past_columns: int = 0,
-):
+    graphdef, settings: DecodingSettings, *, group_size: int, max_new_tokens: int, past_columns: int = 0
+) -> Callable[..., Any]:
     """Compiled generation for fixed settings; one program per padded prompt length.
 
-    `graphdef` is of the `GPT2` (`nnx.split`), `group_size` G, and `max_new_tokens` C, the cap; for the rest see
-    `rollout.decoding.Decoder`.
+    `graphdef` is of the `GPT2` (`nnx.split`), `group_size` G, and `max_new_tokens` C, the cap.
 
     Returns:
         Jitted `generate(params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P) -> Rollout`; `prompt_P` are
         numbers that tell the prompts apart (`positions.dataset.sampling_numbers`), `cap_P` their own caps, at most C (default: C).
         With `past_columns`, what later turns of an episode will read besides, (Rollout, Kept): see `rollout.turns`.
     """
-    table_SV = jnp.asarray(stop_table_SV, jnp.int32)
 
     @jax.jit
     def generate(
@@ -152,31 +139,20 @@ def make_generate(
             cap_P=jnp.full(shape[:1], max_new_tokens) if cap_P is None else cap_P,
         )
         seen_PGV = None
-        if sampling.repetition_penalty != 1.0:
+        if settings.sampling.repetition_penalty != 1.0:
             seen_PV = jnp.zeros((shape[0], model.config.padded_vocab_size), bool)
             seen_PV = seen_PV.at[jnp.arange(shape[0])[:, None], ids_PT].max(mask_PT.astype(bool))
             seen_PGV = jnp.broadcast_to(seen_PV[:, None], (*shape[:2], seen_PV.shape[-1]))
         progress = Progress(
-            ids_PGC=jnp.full(shape, pad_id, jnp.int32),
+            ids_PGC=jnp.full(shape, settings.pad_id, jnp.int32),
             mask_PGC=jnp.zeros(shape, jnp.int32),
             logp_PGC=jnp.zeros(shape, dtype),
             state_PG=jnp.broadcast_to(start_state_P[:, None], shape[:2]).astype(jnp.int32),
             stopped_PG=jnp.zeros(shape[:2], bool),
             seen_PGV=seen_PGV,
         )
-        decoder = Decoder(
-            model=model,
-            embedding_VH=model.wte.embedding[...].astype(model.compute_dtype),
-            vocab_size=vocab_size,
-            pad_id=pad_id,
-            sampling=sampling,
-            table_SV=table_SV,
-            accept_state=accept_state,
-            compacts=compacts,
-            keeps=past_columns > 0,
-        )
         last_PGH = jnp.broadcast_to(hidden_PTH[:, -1:], (*shape[:2], hidden_PTH.shape[-1]))
-        done, newest = decoder.run(prompts, progress, last_PGH)
+        done, newest = Decoder(model, settings, keeps=past_columns > 0).run(prompts, progress, last_PGH)
         rollout = Rollout(done.ids_PGC, done.mask_PGC, done.logp_PGC, done.stopped_PG)
         if newest is None:
             return rollout

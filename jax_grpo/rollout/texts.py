@@ -16,6 +16,7 @@ from jax_grpo.config.sections import Windows
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout import generate, turns
+from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import PromptTokens
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.tasks.base import Prompt, caps
@@ -39,29 +40,30 @@ class Texts(NamedTuple):
         self, graphdef: Any, sampling: Sampling, *, group_size: int = 1, compacts: bool = True
     ) -> Callable[..., Any]:
         """The compiled generation of `group_size` completions a prompt; see `make_generate`."""
-        return generate.make_generate(
-            graphdef, max_new_tokens=self.max_new_tokens, **self._settings(sampling, group_size, compacts)
-        )
+        settings = self._settings(sampling, compacts)
+        return generate.make_generate(graphdef, settings, group_size=group_size, max_new_tokens=self.max_new_tokens)
 
     def episode_programs(
         self, graphdef: Any, windows: Windows, sampling: Sampling, *, group_size: int = 1, compacts: bool = True
     ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
         """The first turn of episodes and, where there are several, the later ones; see `make_generate` and `make_next_turn`."""
-        settings = self._settings(sampling, group_size, compacts)
-        later = turns.past_columns(windows)
-        first = generate.make_generate(graphdef, max_new_tokens=self.max_new_tokens, past_columns=later, **settings)
-        return first, turns.make_next_turn(graphdef, windows=windows, **settings) if later else None
+        settings, later = self._settings(sampling, compacts), turns.past_columns(windows)
+        first = generate.make_generate(
+            graphdef, settings, group_size=group_size, max_new_tokens=self.max_new_tokens, past_columns=later
+        )
+        if not later:
+            return first, None
+        return first, turns.make_next_turn(graphdef, settings, group_size=group_size, windows=windows)
 
-    def _settings(self, sampling: Sampling, group_size: int, compacts: bool) -> dict[str, Any]:
-        return {
-            "vocab_size": self.tokenizer.vocab_size,
-            "pad_id": self.tokenizer.pad_id,
-            "group_size": group_size,
-            "sampling": sampling,
-            "stop_table_SV": self.stop_rule.token_table(self.tokenizer),
-            "accept_state": self.stop_rule.accept,
-            "compacts": compacts,
-        }
+    def _settings(self, sampling: Sampling, compacts: bool) -> DecodingSettings:
+        return DecodingSettings(
+            vocab_size=self.tokenizer.vocab_size,
+            pad_id=self.tokenizer.pad_id,
+            sampling=sampling,
+            stop_table_SV=self.stop_rule.token_table(self.tokenizer),
+            accept_state=self.stop_rule.accept,
+            compacts=compacts,
+        )
 
     def complete(
         self,

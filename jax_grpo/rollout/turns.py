@@ -6,16 +6,15 @@ program a turn would read less and be compiled once more for each. Knows nothing
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_grpo.config.sections import Windows
 from jax_grpo.model.attention import KV, Past
-from jax_grpo.rollout.decoding import Decoder, Progress, Prompts
+from jax_grpo.rollout.decoding import Decoder, DecodingSettings, Progress, Prompts
 from jax_grpo.rollout.generate import Kept, Rollout, decoding_model, row_keys, uniforms
-from jax_grpo.rollout.sampling import Sampling
 
 
 def past_columns(windows: Windows) -> int:
@@ -28,17 +27,8 @@ def past_columns(windows: Windows) -> int:
 
 
 def make_next_turn(
-    graphdef,
-    *,
-    vocab_size: int,
-    pad_id: int,
-    group_size: int,
-    windows: Windows,
-    sampling: Sampling,
-    stop_table_SV: np.ndarray,
-    accept_state: int,
-    compacts: bool = True,
-):
+    graphdef, settings: DecodingSettings, *, group_size: int, windows: Windows
+) -> Callable[..., tuple[Rollout, Kept]]:
     """The compiled turns after the first; settings as in `rollout.generate.make_generate`, which makes the first `Kept`.
 
     Returns:
@@ -46,7 +36,6 @@ def make_next_turn(
         turn) -> (Rollout, Kept)`. `newest` is the rollout of the turn before, `ids_PGO` what it is answered, padded on the left;
         rows whose episode is over (`goes_on_PG` False) generate nothing. `turn` counts from 0. Donates `kept`.
     """
-    table_SV = jnp.asarray(stop_table_SV, jnp.int32)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def next_turn(
@@ -88,26 +77,15 @@ def make_next_turn(
             past=past,
         )
         progress = Progress(
-            ids_PGC=jnp.full(shape, pad_id, jnp.int32),
+            ids_PGC=jnp.full(shape, settings.pad_id, jnp.int32),
             mask_PGC=jnp.zeros(shape, jnp.int32),
             logp_PGC=jnp.zeros(shape, dtype),
             # An episode that is over begins where a completion ends.
-            state_PG=jnp.where(goes_on_PG, start_state_P[:, None], accept_state).astype(jnp.int32),
+            state_PG=jnp.where(goes_on_PG, start_state_P[:, None], settings.accept_state).astype(jnp.int32),
             stopped_PG=~goes_on_PG,
             seen_PGV=None if kept.seen_PGV is None else _also_seen(kept.seen_PGV, ids_PGO, mask_PGO),
         )
-        decoder = Decoder(
-            model=model,
-            embedding_VH=model.wte.embedding[...].astype(model.compute_dtype),
-            vocab_size=vocab_size,
-            pad_id=pad_id,
-            sampling=sampling,
-            table_SV=table_SV,
-            accept_state=accept_state,
-            compacts=compacts,
-            keeps=True,
-        )
-        done, caches = decoder.run(prompts, progress, hidden_PGEH[:, :, -1])
+        done, caches = Decoder(model, settings, keeps=True).run(prompts, progress, hidden_PGEH[:, :, -1])
         assert caches is not None, "a decoder that keeps"
         rollout = Rollout(done.ids_PGC, done.mask_PGC, done.logp_PGC, done.stopped_PG)
         return rollout, Kept(kept.prompts, past, caches, done.seen_PGV)

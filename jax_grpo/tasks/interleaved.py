@@ -4,10 +4,12 @@ Knows nothing of what the rows are.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from jax_grpo.positions.table import Rows
 
 
 class Asked(NamedTuple):
@@ -17,7 +19,7 @@ class Asked(NamedTuple):
     row: Any
 
 
-class Interleaved(Sequence[Asked]):
+class Interleaved(Rows[Asked]):
     """Row `i` is of one of the tables, by shares that every beginning of the sequence keeps to within a row or two.
 
     It ends when the table that takes longest has been gone through once; the others begin again meanwhile.
@@ -43,16 +45,6 @@ class Interleaved(Sequence[Asked]):
     def __len__(self) -> int:
         return len(self._row)
 
-    @overload
-    def __getitem__(self, index: int) -> Asked: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Asked]: ...
-    def __getitem__(self, index: int | slice) -> Asked | list[Asked]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def row(self, index: int) -> Asked:
         name = self._names[self._table[index]]
         return Asked(name, self._tables[name][int(self._row[index])])
-
-    def identity_as_in(self, old: str) -> str:
-        """The identity in the form of one that a checkpoint holds, of which there is one."""
-        return self.identity

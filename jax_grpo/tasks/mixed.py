@@ -30,6 +30,7 @@ class MixedTask(Task):
 
     def __init__(self, tasks: Mapping[str, Task], parts: Mapping[str, MixturePart]):
         self._tasks, self._parts = tasks, parts
+        self._shared = [name for name, part in parts.items() if part.own_source is None]  # ask about rows of `SHARED`
         rule, offsets = union([task.stop_rule for task in tasks.values()])
         self.stop_rule, self._offsets = rule, dict(zip(tasks, offsets, strict=True))
         self.component_weights = {
@@ -41,10 +42,8 @@ class MixedTask(Task):
 
     def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
         """The positions of `prompts.source`, or they and the rows of the tasks' own sources, in turn."""
-        sources = {
-            name: source for name, part in self._parts.items() if (source := getattr(part, "source", None)) is not None
-        }
-        shared = [name for name in self._tasks if name not in sources]
+        sources = {name: part.own_source for name, part in self._parts.items() if part.own_source is not None}
+        shared = self._shared
         for name in shared:
             if self._tasks[name].reads != "positions":
                 raise ConfigError(
@@ -94,10 +93,9 @@ class MixedTask(Task):
 
     def _drawn(self, position: Position, seed: int) -> str:
         """The task that asks about a position."""
-        names = [name for name, part in self._parts.items() if getattr(part, "source", None) is None]
         drawn = random.Random(f"task/{seed}")  # not the stream that the task itself draws from
-        (name,) = drawn.choices(names, [self._parts[name].share for name in names])
-        return "environment" if position.move is not None and "environment" in names else name
+        (name,) = drawn.choices(self._shared, [self._parts[name].share for name in self._shared])
+        return "environment" if position.move is not None and "environment" in self._shared else name
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         scores = {name: np.zeros(len(prompts), np.float32) for name in self.component_weights}

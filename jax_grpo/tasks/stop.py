@@ -29,9 +29,8 @@ class StopRule:
     accept: int  # the state that ends a completion; absorbing
     # bool [S, 256]: whether the byte that leads to `accept` belongs to the text. A promotion letter does, a space does not.
     includes_last_SB: np.ndarray
-    before_SB: np.ndarray | None = (
-        None  # int32 [S, 256]: bytes before that one that belong to the stop, not the text; null: none
-    )
+    # int32 [S, 256]: bytes before that one that belong to the stop, not the text; None: none.
+    before_SB: np.ndarray | None = None
 
     def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
         """int32 [S, V]: the state after reading a token's bytes; end-of-text accepts from anywhere."""
