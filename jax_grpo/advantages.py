@@ -35,6 +35,20 @@ def _group_std(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
     return jnp.sqrt(_group_sum(jnp.square(rewards_B - mean_B), group_ids_B) / jnp.maximum(size_B - 1, 1))
 
 
+def _robust_scale(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
+    """sqrt(pi / 2) mean |r - median| of each row's group: a normal distribution's deviation, which one far value moves less.
+
+    >>> spike = jnp.array([0.0, 1, 2, 3, 100])
+    >>> round(float(_robust_scale(spike, jnp.zeros(5, int))[0]), 1), round(float(jnp.std(spike, ddof=1)), 1)
+    (25.6, 44.1)
+    """
+    same_BB = group_ids_B[:, None] == group_ids_B[None, :]
+    median_B = jnp.nanmedian(jnp.where(same_BB, rewards_B[None, :], jnp.nan), axis=-1)
+    size_B = _group_sum(jnp.ones_like(rewards_B), group_ids_B)
+    far_BB = jnp.where(same_BB, jnp.abs(rewards_B[None, :] - median_B[:, None]), 0)
+    return jnp.sqrt(jnp.pi / 2).astype(rewards_B.dtype) * jnp.sum(far_BB, axis=-1) / size_B
+
+
 def _mean_baseline(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax.Array:
     """r_i - mean of its group (DeepSeekMath, Shao et al. 2024).
 
@@ -58,11 +72,12 @@ def _leave_one_out_baseline(rewards_B: jax.Array, group_ids_B: jax.Array) -> jax
 
 BASELINES = {"mean": _mean_baseline, "leave_one_out": _leave_one_out_baseline}
 
-# Both deviations are of the rewards themselves, with ddof 1; `batch` is over all B rewards, before any baseline.
+# All are of the rewards themselves, before any baseline; deviations with ddof 1, that of `batch` over all B rewards.
 SCALES = {
     "none": lambda rewards_B, group_ids_B: 1.0,
     "group": lambda rewards_B, group_ids_B: _group_std(rewards_B, group_ids_B) + STD_FLOOR,
     "batch": lambda rewards_B, group_ids_B: jnp.std(rewards_B, ddof=1) + STD_FLOOR,
+    "robust": lambda rewards_B, group_ids_B: _robust_scale(rewards_B, group_ids_B) + STD_FLOOR,
 }
 
 
@@ -72,7 +87,7 @@ def group_advantages(
     """Advantages [B] and which rows belong to a group without signal [B].
 
     A_i = (r_i - baseline_g) / scale (DeepSeekMath, Shao et al. 2024, section 4.1.2). A group whose rewards are all equal
-    has A = 0 exactly; so has a group of one.
+    has A = 0 exactly; so has a group of one. With `config.clip` c, A is then cut to [-c, c].
 
     >>> rewards, groups = jnp.array([1.0, 0, 5, 5]), jnp.array([0, 0, 1, 1])
     >>> advantages, flat = group_advantages(rewards, groups, AdvantageConfig(scale="none"))
@@ -82,9 +97,19 @@ def group_advantages(
     [0.707, -0.707, 0.0, 0.0]
     """
     chex.assert_equal_shape([rewards_B, group_ids_B])
+    advantages_B, flat_B = _unclipped(rewards_B, group_ids_B, config)
+    return _clipped(advantages_B, config), flat_B
+
+
+def _unclipped(rewards_B: jax.Array, group_ids_B: jax.Array, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
     flat_B = _without_signal(rewards_B, group_ids_B)
     advantages_B = BASELINES[config.baseline](rewards_B, group_ids_B) / SCALES[config.scale](rewards_B, group_ids_B)
     return jnp.where(flat_B, 0, advantages_B), flat_B
+
+
+def _clipped(advantages_B: jax.Array, config: AdvantageConfig) -> jax.Array:
+    """Within +-clip, which is the last thing that is done: of what enters the loss, not of its parts."""
+    return advantages_B if config.clip is None else jnp.clip(advantages_B, -config.clip, config.clip)
 
 
 def combined_advantages(
@@ -95,7 +120,8 @@ def combined_advantages(
     `sum_first` (default): the weighted sum of the components is the reward. `normalise_each`: each component is divided by its
     own deviation in the group, and then the weighted sum is taken, so that a component with a wide range does not drown the
     others. `gdpo` (Liu et al. 2026): that sum A is then normalised over the batch, (A - mean A) / (std A + 1e-4), so that the
-    size of an advantage does not depend on how many components there are. A component of weight 0 gives no signal.
+    size of an advantage does not depend on how many components there are. A component of weight 0 gives no signal. `config.clip` is
+    of what comes out.
 
     >>> components = jnp.array([[1.0, 0, 0, 1], [0, 100, 0, 0]])  # the second has a hundred times the range
     >>> weights, groups = jnp.ones(2), jnp.zeros(4, int)
@@ -112,7 +138,7 @@ def combined_advantages(
     flat_B = jnp.all(flat_KB | (weights_K == 0)[:, None], axis=0)
     advantages_B, also_flat_B = COMBINATIONS[config.components](components_KB, weights_K, group_ids_B, config)
     flat_B |= also_flat_B
-    return jnp.where(flat_B, 0, advantages_B), flat_B
+    return _clipped(jnp.where(flat_B, 0, advantages_B), config), flat_B
 
 
 def _weighted_sum(x_KB: jax.Array, weights_K: jax.Array) -> jax.Array:
@@ -122,12 +148,12 @@ def _weighted_sum(x_KB: jax.Array, weights_K: jax.Array) -> jax.Array:
 
 
 def _sum_first(components_KB, weights_K, group_ids_B, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
-    return group_advantages(_weighted_sum(components_KB, weights_K), group_ids_B, config)
+    return _unclipped(_weighted_sum(components_KB, weights_K), group_ids_B, config)
 
 
 def _normalise_each(components_KB, weights_K, group_ids_B, config: AdvantageConfig) -> tuple[jax.Array, jax.Array]:
     assert config.scale == "group", "the config refuses another"
-    advantages_KB, _ = jax.vmap(lambda component_B: group_advantages(component_B, group_ids_B, config))(components_KB)
+    advantages_KB, _ = jax.vmap(lambda component_B: _unclipped(component_B, group_ids_B, config))(components_KB)
     # Components that cancel leave no advantage, but their groups are not constant: nothing more is called flat here.
     return _weighted_sum(advantages_KB, weights_K), jnp.zeros(group_ids_B.shape, bool)
 

@@ -12,25 +12,33 @@ IDS = jnp.array([2, 0, 2, 1, 0, 1, 1, 2, 0])
 REWARDS = np.array([0.1, 1.0, 0.4, 0.0, 0.2, 0.9, 0.3, 0.35, 0.7])
 
 
-def _config(baseline="mean", scale="none", components="sum_first"):
-    return AdvantageConfig(baseline=baseline, scale=scale, components=components)
+SCALES = ["none", "group", "batch", "robust"]
+
+
+def _config(baseline="mean", scale="none", components="sum_first", clip=None):
+    return AdvantageConfig(baseline=baseline, scale=scale, components=components, clip=clip)
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_advantages_are_their_definition_and_sum_to_zero_per_group(baseline, scale, x64):
     found, _ = group_advantages(jnp.asarray(REWARDS), IDS, _config(baseline, scale))
     for group in range(3):
         rows = np.flatnonzero(np.asarray(IDS) == group)
         r = REWARDS[rows]
         base = r.mean() if baseline == "mean" else np.array([np.delete(r, i).mean() for i in range(len(r))])
-        std = {"none": 1.0, "group": r.std(ddof=1) + 1e-4, "batch": REWARDS.std(ddof=1) + 1e-4}[scale]
+        std = {
+            "none": 1.0,
+            "group": r.std(ddof=1) + 1e-4,
+            "batch": REWARDS.std(ddof=1) + 1e-4,
+            "robust": np.sqrt(np.pi / 2) * np.abs(r - np.median(r)).mean() + 1e-4,
+        }[scale]
         np.testing.assert_allclose(found[rows], (r - base) / std, rtol=1e-10)
         assert abs(found[rows].sum()) < 1e-9
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_advantage_of_a_constant_group_is_exactly_zero(baseline, scale):
     # 0.1 summed seven times over seven is not 0.1 in float32: the mean alone would leave a residue that the scale blows up
     rewards = jnp.array([0.1] * 7 + [0.0, 1.0], jnp.float32)
@@ -38,6 +46,30 @@ def test_advantage_of_a_constant_group_is_exactly_zero(baseline, scale):
     advantages, flat = group_advantages(rewards, ids, _config(baseline, scale))
     assert (advantages[:7] == 0).all() and (advantages[7:] != 0).all()
     assert flat.tolist() == [True] * 7 + [False] * 2
+
+
+def test_a_robust_scale_is_a_normal_distributions_deviation_and_a_spike_moves_it_less(x64):
+    rng = np.random.default_rng(0)
+    rewards, one = rng.normal(3.0, 2.0, 4000), jnp.zeros(4000, jnp.int32)
+    spiked = np.append(rewards[:63], 100.0)
+    divisor = {}
+    for scale in ("group", "robust"):
+        found, _ = group_advantages(jnp.asarray(rewards), one, _config(scale=scale))
+        # Four thousand values give the deviation to about a hundredth.
+        np.testing.assert_allclose(found, (rewards - rewards.mean()) / 2, atol=0.15)
+        found, _ = group_advantages(jnp.asarray(spiked), one[:64], _config(scale=scale))
+        divisor[scale] = (spiked - spiked.mean())[-1] / found[-1]
+    assert 2 < divisor["robust"] < 4 and divisor["group"] > 12  # the others' deviation is 2
+
+
+@pytest.mark.parametrize("components", ["sum_first", "normalise_each", "gdpo"])
+def test_what_is_clipped_is_the_advantage_and_no_part_of_it(components, x64):
+    both, weights = jnp.stack([jnp.asarray(REWARDS), jnp.asarray(REWARDS**2)]), jnp.array([1.0, 0.5])
+    whole, _ = combined_advantages(both, weights, IDS, _config(scale="group", components=components))
+    limit = float(np.abs(whole).mean())
+    cut, _ = combined_advantages(both, weights, IDS, _config(scale="group", components=components, clip=limit))
+    np.testing.assert_array_equal(cut, np.clip(whole, -limit, limit))
+    assert (np.abs(whole) > limit).any() and (np.abs(whole) < limit).any()
 
 
 def test_rewards_and_groups_of_different_shapes_are_refused_in_one_line():
@@ -80,7 +112,7 @@ def test_groups_of_any_size_and_order_give_what_sorted_ones_give(x64):
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_a_group_of_one_has_no_signal(baseline, scale):
     advantages, flat = group_advantages(jnp.array([3.0, 1.0, 2.0]), jnp.array([5, 6, 6]), _config(baseline, scale))
     assert advantages[0] == 0 and flat.tolist() == [True, False, False] and np.isfinite(advantages).all()

@@ -112,6 +112,7 @@ def test_a_setting_changes_the_gradient_or_is_refused(section, key, value, loss)
     [
         ({"advantage": {"components": "normalise_each", "scale": "none"}}, "advantage.scale none is of advantage.components sum"),
         ({"advantage": {"components": "normalise_each", "scale": "batch"}}, "normalise_each scales each component by its group"),
+        ({"advantage": {"components": "gdpo", "scale": "robust"}}, "advantage.scale robust is of advantage.components sum_first"),
         ({"advantage": {"components": "gdpo", "scale": "batch"}}, "advantage.components sum_first; gdpo"),
         ({"advantage": {"components": "gdpo", "baseline": "leave_one_out"}}, "advantage.baseline leave_one_out does nothing with"),
         ({"objective": {"name": "reinforce", "importance_level": "sequence"}}, "objective.importance_level must be token"),
@@ -222,15 +223,16 @@ def test_the_penalty_for_long_completions_reaches_the_advantages(components):
 
 def test_every_accepted_pair_of_advantage_settings_differs_and_both_implementations_agree():
     accepted = [("mean", "group", how) for how in COMPONENTS]
-    accepted += [(b, s, "sum_first") for b in ("mean", "leave_one_out") for s in ("none", "group", "batch")]
+    accepted += [(b, s, "sum_first") for b in ("mean", "leave_one_out") for s in ("none", "group", "batch", "robust")]
     accepted += [("leave_one_out", "group", "normalise_each")]
     found = {}
-    for baseline, scale, components in dict.fromkeys(accepted):
-        both = _advantages(advantage={"baseline": baseline, "scale": scale, "components": components})
+    for (baseline, scale, components), clip in itertools.product(dict.fromkeys(accepted), (None, 0.7)):
+        settings = {"baseline": baseline, "scale": scale, "components": components, "clip": clip}
+        both = _advantages(advantage=settings)
         (_, ours, _), (_, theirs, _) = both["jax_grpo"], both["torch_ref"]
         # float32 rounding of rewards of size 15
-        show(f"{baseline}, {scale}, {components}", {"advantages": float(np.abs(ours - theirs).max())}, 1e-5)
-        found[baseline, scale, components] = ours
+        show(", ".join(map(str, settings.values())), {"advantages": float(np.abs(ours - theirs).max())}, 1e-5)
+        found[tuple(settings.values())] = ours
     for one, other in itertools.combinations(found, 2):
         assert np.abs(found[one] - found[other]).max() > 1e-3, (one, other)
 

@@ -150,6 +150,5 @@ def _advantages(found: dict[str, Tensor], config: Config, dtype: torch.dtype) ->
             "their sum: record `advantages`"
         )
     advantage = config.advantage
-    return group_advantages(
-        found["rewards"].to(dtype), found["group_ids"], baseline=advantage.baseline, scale=advantage.scale
-    )
+    how = {"baseline": advantage.baseline, "scale": advantage.scale, "clip": advantage.clip}
+    return group_advantages(found["rewards"].to(dtype), found["group_ids"], **how)

@@ -138,7 +138,7 @@ class Trainer:
             long_B = overlong_penalty(lengths_B, caps_B, penalty.length, 1.0)
             rewards_B = rewards_B + penalty.weight * long_B
             counted.append((long_B, penalty.weight))
-        how = {"baseline": advantage.baseline, "scale": advantage.scale}
+        how = {"baseline": advantage.baseline, "scale": advantage.scale, "clip": advantage.clip}
         if advantage.components == "sum_first":
             judged, advantages_B = rewards_B, group_advantages(rewards_B, self.group_ids(), **how)
         else:

@@ -19,8 +19,11 @@ class AdvantageConfig(Section):
 
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """Reward minus the group's mean, or minus the mean of the other samples (RLOO)."""
-    scale: Literal["none", "group", "batch"] = "group"
-    """TRL: scale_rewards."""
+    scale: Literal["none", "group", "batch", "robust"] = "group"
+    """Divisor: 1, the deviation of the group's rewards, that of the batch's (TRL: scale_rewards), or `robust`: sqrt(pi / 2) times
+    the group's mean distance from its median, which one far reward moves less."""
+    clip: Positive | None = None
+    """Advantages beyond +-clip are cut to it, after all scaling; null: none is."""
     components: Literal["sum_first", "normalise_each", "gdpo"] = "sum_first"
     """Of several reward components: `sum_first` takes the weighted sum as the reward; `normalise_each` scales each by its own
     deviation in the group and then takes the weighted sum; `gdpo` divides that by its deviation over the batch (TRL:
