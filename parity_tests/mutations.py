@@ -131,7 +131,7 @@ FAULTS = {
     "a task is told observations for the model's tokens": Fault("rollout/generate.py", "ids_C[mask_C == 1].tolist()", "ids_C[: mask_C.sum()].tolist()", "test_own_episodes.py -k named_by"),
     "samples of a prompt meet one random opponent": Fault("rollout/episodes.py", "step, int(number), sample)", "step, int(number), 0)", "test_episodes.py -k numbers_of_its_own"),
     "an opponent draws alike at every move": Fault("tasks/game.py", "{self._draw}/{len(self.board.move_stack)}", "{self._draw}", "test_game.py -k what_an_opponent_draws"),
-    "an illegal move is as good as a draw": Fault("tasks/game.py", '"illegal": 0.0}', '"illegal": 0.5}', "test_game.py -k worth_its_result"),
+    "an illegal move is as good as a draw": Fault("tasks/game.py", '"forfeited": 0.0}', '"forfeited": 0.5}', "test_game.py -k worth_its_result"),
     "a mate is White's": Fault("tasks/game.py", "self.board.turn == self.colour else \"won\"", "self.board.turn == chess.WHITE else \"won\"", "test_game.py -k worth_its_result"),
     "material is counted for the opponent": Fault("tasks/game.py", "win_probability(balance(", "win_probability(-balance(", "test_game.py -k worth_its_material"),
     "a skill level's moves are pushed by half": Fault("tasks/opponents.py", "120 - 2 * level, min(", "120 - level, min(", "test_game.py -k skill_levels"),

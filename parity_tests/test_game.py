@@ -71,9 +71,9 @@ def played(task: GameTask, fen: str, moves: list[str], draw: tuple[int, ...] = (
         (AFTER_F3, ["g2g4"], {"legal_moves": 1.0, "lost": 1.0}),
         (AFTER_G4, [" d8h4"], {"outcome": 1.0, "legal_moves": 1.0, "won": 1.0}),
         (STALEMATING, ["f2f7"], {"outcome": 0.5, "legal_moves": 1.0, "drawn": 1.0}),
-        (AFTER_F3, ["e2e5"], {"illegal": 1.0}),
-        (AFTER_F3, ["what"], {"illegal": 1.0}),
-        (AFTER_F3, ["a2a3", "e1e3"], {"legal_moves": pytest.approx(1 / 3), "illegal": 1.0}),
+        (AFTER_F3, ["e2e5"], {"forfeited": 1.0}),
+        (AFTER_F3, ["what"], {"forfeited": 1.0}),
+        (AFTER_F3, ["a2a3", "e1e3"], {"legal_moves": pytest.approx(1 / 3), "forfeited": 1.0}),
         # one bare king: a claimed draw as soon as the pawn is lost
         ("7k/8/8/8/8/8/p7/K7 w - - 0 1", ["a1a2"], {"outcome": 0.5, "legal_moves": 1.0, "drawn": 1.0}),
     ],
@@ -112,7 +112,7 @@ def test_the_log_has_results_and_moves():
     prompts = [task.prompt(Position(AFTER_G4), 0)] * 4
     episodes = [played(task, AFTER_G4, each)[0] for each in moves]
     scores = task.score(prompts, episodes)
-    assert [scores[name].sum() for name in ("won", "drawn", "lost", "illegal", "unfinished")] == [2, 0, 0, 1, 1]
+    assert [scores[name].sum() for name in ("won", "drawn", "lost", "forfeited", "unfinished")] == [2, 0, 0, 1, 1]
     assert task.logged().metrics == {"moves": [1.0, 1.0, 1.0, 3.0]}
 
 
@@ -346,7 +346,7 @@ def test_a_policy_opponent_writes_what_that_policy_writes_and_held_out_games_rep
     assert evaluator is not None
     first, second = evaluator(trainer.state.params), evaluator(trainer.state.params)
     assert first.metrics == second.metrics and first.completions == second.completions
-    assert {"eval/greedy/outcome", "eval/sampled/illegal"} <= set(first.metrics)
+    assert {"eval/greedy/outcome", "eval/sampled/forfeited"} <= set(first.metrics)
     assert isinstance(trainer.task, GameTask)
     with pytest.raises(RewardError, match="task 'game'"):
         checked_steps(trainer.task, prompts, {0: Episode(None)}, ["e2e4"])  # pyright: ignore[reportArgumentType]

@@ -63,7 +63,7 @@ SUITES = {  # by suite: name in evaluation.json, and words
         "won": "won",
         "drawn": "drawn",
         "lost": "lost",
-        "illegal": "ended by an illegal move",
+        "forfeited": "ended by an illegal move",
         "unfinished": "not over",
     },
     "strength": {

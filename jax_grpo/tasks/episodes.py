@@ -14,6 +14,7 @@ from jax_grpo.tasks.base import Prompt, RewardError, Task
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.imported import source_file, where
 
+Policy = Literal["self", "reference"]  # as it is now, and as it was when the run began
 # A policy's stop-truncated completions of prompts, each drawn by the number, below 2^31, that stands with it.
 Write = Callable[[Sequence[Prompt], Sequence[int]], list[str]]
 

@@ -23,7 +23,7 @@ from jax_grpo.tasks.policy import move_prompt, parse_answer
 from jax_grpo.tasks.reference_players import balance
 from jax_grpo.tasks.stop import policy_stop
 
-RESULTS = ("won", "drawn", "lost", "illegal", "unfinished")
+RESULTS = ("won", "drawn", "lost", "forfeited", "unfinished")
 WEIGHTS = {"outcome": 1.0, "legal_moves": 0.5} | dict.fromkeys(RESULTS, 0.0)
 ILLEGAL = "illegal move"  # how a game ends besides `positions.position.ENDINGS`
 
@@ -61,7 +61,7 @@ class Game:
         if self.ended is None:
             return "unfinished"
         if self.ended == ILLEGAL:
-            return "illegal"
+            return "forfeited"
         if self.ended != "checkmate":
             return "drawn"
         return "lost" if self.board.turn == self.colour else "won"
@@ -73,7 +73,7 @@ class GameTask(EpisodicTask):
     outcome: 1 for a mate, 0.5 for a draw, 0 for being mated and for an illegal move; of a game that is not over, the win
         probability as `task.judge` sees it.
     legal_moves: share of its moves that the model played, all of them where the game ended before.
-    won, drawn, lost, illegal, unfinished: which of these it was.
+    won, drawn, lost, forfeited (by what is no legal move), unfinished: which of these it was.
 
     Raises:
         EngineError: the opponent, or the judge, is an engine that does not work.
@@ -141,11 +141,11 @@ class GameTask(EpisodicTask):
             self._logged.metrics["opponent_replaced"] = [other.replaced / other.written]
             other.written = other.replaced = 0
         values = self._values([game for game in games if game.result == "unfinished"])
-        fixed = {"won": 1.0, "drawn": 0.5, "lost": 0.0, "illegal": 0.0}
+        fixed = {"won": 1.0, "drawn": 0.5, "lost": 0.0, "forfeited": 0.0}
         rows = [
             {
                 "outcome": fixed[game.result] if game.result in fixed else values[game.board.fen()],
-                "legal_moves": game.played / self._moves if game.result == "illegal" else 1.0,
+                "legal_moves": game.played / self._moves if game.ended == ILLEGAL else 1.0,
                 game.result: 1.0,
             }
             for game in games

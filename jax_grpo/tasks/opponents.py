@@ -6,7 +6,7 @@ the board: a run that is continued meets the same moves. Knows nothing of reward
 
 import random
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import chess
 
@@ -14,7 +14,7 @@ from jax_grpo.config.sections import EngineConfig, TaskConfig
 from jax_grpo.positions.rookworld import legal_uci
 from jax_grpo.tasks.base import Prompt
 from jax_grpo.tasks.engine import Analysis, EnginePool
-from jax_grpo.tasks.episodes import Write
+from jax_grpo.tasks.episodes import Policy, Write
 from jax_grpo.tasks.policy import move_prompt, parse_answer
 from jax_grpo.tasks.reference_players import Player, drawn, greedy_capture, two_ply, uniform
 
@@ -26,7 +26,7 @@ SKILL_LINES = 4  # moves that a lower level draws from
 class Opponent(Protocol):
     """The other side of any number of games at once."""
 
-    asks: Literal["self", "reference"] | None  # see `EpisodicTask.asks`
+    asks: Policy | None  # see `EpisodicTask.asks`
 
     def moves(self, boards: Sequence[chess.Board], draws: Sequence[random.Random]) -> list[str]:
         """A legal move in UCI for each board, on none of which the game is over; a function of board and random numbers."""
@@ -50,7 +50,7 @@ def make_opponent(config: TaskConfig) -> Opponent:
 class Yardstick:
     """A player that is a function of the board and a draw."""
 
-    asks = None
+    asks: Policy | None = None
 
     def __init__(self, player: Player):
         self._player = player
@@ -67,7 +67,7 @@ class Stockfish:
     It searches to depth 1 + level at most, within `task.engine.nodes`, four lines at once.
     """
 
-    asks = None
+    asks: Policy | None = None
 
     def __init__(self, engine: EngineConfig, level: int):
         depth = None if level == FULL_SKILL else 1 + level
@@ -103,8 +103,9 @@ class PolicyOpponent:
     `written` counts the moves it was asked for, `replaced` those of them.
     """
 
-    def __init__(self, style: str, asks: Literal["self", "reference"]):
-        self.asks, self._style = asks, style
+    def __init__(self, style: str, asks: Policy):
+        self.asks: Policy | None = asks
+        self._style = style
         self.write: Write = _nobody
         self.written = self.replaced = 0
 
