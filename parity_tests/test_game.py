@@ -77,6 +77,7 @@ def played(task: GameTask, fen: str, moves: list[str], draw: tuple[int, ...] = (
         # one bare king: a claimed draw as soon as the pawn is lost
         ("7k/8/8/8/8/8/p7/K7 w - - 0 1", ["a1a2"], {"outcome": 0.5, "legal_moves": 1.0, "drawn": 1.0}),
     ],
+    ids=["mated", "mates_as_Black", "stalemate", "illegal", "malformed", "illegal_later", "bare_kings"],
 )
 def test_a_game_that_ends_is_worth_its_result_and_an_illegal_move_nothing(fen, moves, expected):
     episode, found = played(game_task(), fen, moves)

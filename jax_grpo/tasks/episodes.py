@@ -61,9 +61,7 @@ class EpisodicTask(Task):
     The stop rule begins in the prompt's `start_state` in every turn.
     """
 
-    asks: Literal["self", "reference"] | None = (
-        None  # the policy that completes prompts of the task's own between turns
-    )
+    asks: Policy | None = None  # the policy that completes prompts of the task's own between turns
 
     def meet(self, write: Write) -> None:
         """Said before each `reset` of a batch where `asks` names a policy: `write` is that policy, as it is now."""
