@@ -17,7 +17,7 @@ from jax_grpo.model import flops
 from jax_grpo.model.gpt2 import GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.optimiser import STORED
-from jax_grpo.rollout.episodes import Played
+from jax_grpo.rollout.episodes import Partner, Played
 from jax_grpo.rollout.generate import Rollout, padded_length
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import Texts
@@ -33,6 +33,7 @@ class Programs(NamedTuple):
     score: Callable[..., Any]
     update: Callable[..., Any]
     next_turn: Callable[..., Any] | None = None  # of an episode; None where there is one turn
+    partner: Partner | None = None  # whom a task asks between turns; its frozen parameters are the trainer's
 
 
 def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Task) -> Programs:
@@ -55,7 +56,10 @@ def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Tas
         graphdef, windows, sampling, group_size=how.group_size, compacts=how.compaction
     )
     score, update = make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps())
-    return Programs(generate, score, update, next_turn)
+    partner = None
+    if isinstance(task, EpisodicTask) and task.asks is not None:
+        partner = Partner(texts, texts.program(graphdef, sampling), config.prompts.max_prompt_tokens)
+    return Programs(generate, score, update, next_turn, partner)
 
 
 def context(config: Config) -> int:

@@ -59,7 +59,7 @@ def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | Non
     if heldout is None:
         return None
     prompts = [trainer.task.prompt(position, index) for index, position in enumerate(heldout.positions)]
-    return Evaluator(trainer.policy, trainer.task, prompts, trainer.config)
+    return Evaluator(trainer.policy, trainer.task, prompts, trainer.config, trainer.partner)
 
 
 def train(

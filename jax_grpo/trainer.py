@@ -25,7 +25,7 @@ from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
 from jax_grpo.programs import context, make_programs, phase_flops, reference_copy, unscored, with_logps
 from jax_grpo.report.records import distinct_share, episode_shares
-from jax_grpo.rollout.episodes import Episodes, Played
+from jax_grpo.rollout.episodes import Episodes, Played, require_fitting_observations
 from jax_grpo.rollout.generate import (
     PromptTokens,
     Rollout,
@@ -108,10 +108,18 @@ class Trainer:
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
         self._require_fitting_prompts()
+        if isinstance(self.task, EpisodicTask):
+            require_fitting_observations(self.task, self._prompts(0)[1], self.tokenizer, config.windows())
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
-        self.generate, self.score, self.update, self.next_turn = programs
+        self.generate, self.score, self.update, self.next_turn, self.partner = programs
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
         self.reference = reference_copy(self.policy.params, config) if config.kl.beta > 0 else None
+        if self.partner is not None and isinstance(self.task, EpisodicTask) and self.task.asks == "reference":
+            if self.reference is None:
+                raise ConfigError(
+                    f"task {self.task.name!r} asks the reference, which is kept with kl.beta > 0; it is 0"
+                )
+            self.partner = self.partner._replace(frozen=self.reference)
         self.state: TrainState = init_state(self.policy.params, config)
         self.policy = self.policy._replace(params=None)
         self.identity = {
@@ -223,7 +231,13 @@ class Trainer:
         config = self.config
         assert isinstance(self.task, EpisodicTask), "asked of such a task alone"
         episodes = Episodes(
-            self.task, self.tokenizer, config.windows(), config.rollout.group_size, self.generate, self.next_turn
+            self.task,
+            self.tokenizer,
+            config.windows(),
+            config.rollout.group_size,
+            self.generate,
+            self.next_turn,
+            self.partner,
         )
         drawn = numbers_P, config.seed, iteration
         return episodes.play(self.state.params, prompts, tokens, *drawn, phases, lambda: self.task.prepare(prompts))

@@ -44,7 +44,9 @@ GUESS = [
     "--task.prompt_style",
     "full",
 ]
-TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED, "guess": GUESS}
+OBSERVED = "{turns: 2, max_observation_tokens: 76}"
+GAME = ["--task.name", "game", "--task.opponent", "capture", "--task.episode", OBSERVED]
+TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED, "guess": GUESS, "game": GAME}
 
 
 def write_inputs(folder: Path) -> None:

@@ -69,8 +69,8 @@ PENALISED = Sampling(temperature=0.7, repetition_penalty=1.3)
 class Answering:
     """Answers with one to six letters, and ends an episode in one of `ends` cases."""
 
-    def __init__(self, ends: int):
-        self.ends = ends
+    def __init__(self, ends: int, draw: tuple[int, ...] = ()):
+        self.ends, self.draw = ends, draw
 
     def step(self, completion: str) -> tuple[str, bool]:
         number = zlib.crc32(completion.encode())
@@ -87,7 +87,8 @@ class Talk(EpisodicTask):
 
     def reset(self, prompt):
         self.begun += 1
-        return Answering(1 if self.begun - 1 in self.over else self.ends)  # 1: the first answer is the last
+        # 1: the first answer is the last
+        return Answering(1 if self.begun - 1 in self.over else self.ends, prompt.draw)
 
     def score(self, prompts, episodes):
         return {"turns": np.array([len(episode.turns) for episode in episodes], np.float32)}
@@ -199,6 +200,12 @@ def test_windows_hold_what_was_said(made):
     stopped = np.asarray(made.played.stopped_PG).reshape(-1)
     assert stopped.tolist() == [episode.done and not episode.cut for episode in made.played.episodes]
     assert {episode.cut for episode in made.played.episodes} == {True, False} and set(stopped.tolist()) == {True, False}
+
+
+def test_each_episode_has_numbers_of_its_own(made):
+    """Seed, iteration, prompt and sample: what is random in an environment follows from them."""
+    draws = [episode.environment.draw for episode in made.played.episodes]
+    assert draws == [(5, 2, prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(GROUP)]
 
 
 def test_sampling_logprobs_are_those_of_whole_sequences_in_both_implementations_and_transformers(made):

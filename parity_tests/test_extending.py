@@ -14,8 +14,11 @@ from architecture import ROOT
 from conftest import PATIENCE_S
 from conftest import config as tiny_config
 
+from jax_grpo.config.sections import TaskConfig
 from jax_grpo.report.records import read_records
 from jax_grpo.tasks import make_task
+from jax_grpo.tasks.base import checked_score
+from jax_grpo.tasks.episodes import checked_reset, checked_steps
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"^`([\w.]+)`\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
@@ -35,9 +38,25 @@ def folder(tmp_path, monkeypatch):
 def test_the_page_has_its_files_and_says_their_sizes():
     assert set(FILES) == {
         "kinds.jsonl", "rewards.py", "reward.yaml", "repeat.jsonl", "counted.py", "task.yaml",
+        "wishes.jsonl", "wish.py", "environment.yaml",
     }  # fmt: skip
-    assert FILES["rewards.py"].count("\n") <= 10 and FILES["counted.py"].count("\n") <= 40
-    assert [command.split()[-1] for command in COMMANDS] == ["reward.yaml", "task.yaml"]
+    longest = {"rewards.py": 10, "counted.py": 40, "wish.py": 40}
+    assert all(FILES[name].count("\n") <= lines for name, lines in longest.items())
+    assert [command.split()[-1] for command in COMMANDS] == ["reward.yaml", "task.yaml", "environment.yaml"]
+
+
+def test_the_environment_of_the_page_tells_its_wish_and_rewards_what_is_written_after_it(folder):
+    task = make_task(TaskConfig(name="wish.py:Wish"))
+    rows = task.read(tiny_config(prompts={"source": "wishes.jsonl", "split": "all"}).prompts, 0, None)
+    prompts = [task.prompt(rows[i], i) for i in range(3)]
+    assert {prompt.text for prompt in prompts} == {"a wish: "}, "nothing of it is in the prompt"
+    episodes = checked_reset(task, prompts)  # pyright: ignore[reportArgumentType]
+    live = dict(enumerate(episodes))
+    asked = checked_steps(task, prompts, live, ["AB1"] * 3)  # pyright: ignore[reportArgumentType]
+    assert sorted(asked) == [(" capitals: ", False), (" digits: ", False), (" small letters: ", False)]
+    checked_steps(task, prompts, live, ["AB1c"] * 3)  # pyright: ignore[reportArgumentType]
+    shares = dict(zip([text for text, _ in asked], checked_score(task, prompts, episodes)["granted"], strict=True))
+    assert shares == {" capitals: ": 0.5, " digits: ": 0.25, " small letters: ": 0.25}
 
 
 def test_the_mixture_of_the_page_asks_all_three(folder):
@@ -80,7 +99,7 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow  # builds a wheel and trains twice
+@pytest.mark.slow  # builds a wheel and trains three times
 def test_the_examples_train_outside_the_repository_with_the_installed_wheel(folder):
     package = installed(folder.parent)
     environment = {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
@@ -89,12 +108,13 @@ def test_the_examples_train_outside_the_repository_with_the_installed_wheel(fold
     for command in COMMANDS:
         run([sys.executable, "-m", *command.split()], folder, **environment)
     found = {}
-    for name in ("kinds", "counted"):
+    for name in ("kinds", "counted", "wish"):
         records = [r for r in read_records(folder / "runs" / name / "metrics.jsonl") if "reward/mean" in r]
         found[name] = [float(np.mean([r["reward/mean"] for r in part])) for part in (records[:5], records[-5:])]
     print({name: f"{first:.2f} -> {last:.2f}" for name, (first, last) in found.items()})
     assert found["kinds"][0] < 0.3 and found["kinds"][1] > 0.6, "of at most 1"
     assert found["counted"][0] < 0.4 and found["counted"][1] > 1.1, "of at most 2"
+    assert found["wish"][0] < 0.3 and found["wish"][1] > 0.6, "of at most 1, and a third without the answers"
     from_python = (
         "import jax_grpo, rewards\n"
         "changes = ['--task.rewards_from', 'null', '--iterations', '1', '--run_dir', 'python']\n"

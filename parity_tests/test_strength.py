@@ -17,7 +17,6 @@ from jax_grpo.evaluate import strength
 from jax_grpo.evaluate.__main__ import _tables as tables_of
 from jax_grpo.evaluate.__main__ import main, parse
 from jax_grpo.evaluate.policy import policy_task
-from jax_grpo.evaluate.reference_players import drawn, greedy_capture, skill_zero, two_ply, uniform
 from jax_grpo.evaluate.statistics import cluster_bootstrap_mean, mean
 from jax_grpo.evaluate.suites import Data, OurModel, run_suites
 from jax_grpo.evaluate.tables import compare, comparison_page, read_report
@@ -27,6 +26,7 @@ from jax_grpo.positions.position import Position
 from jax_grpo.positions.random_play import random_positions
 from jax_grpo.positions.table import to_columns
 from jax_grpo.positions.values import NotATable, move_table, win_probability
+from jax_grpo.tasks.reference_players import drawn, greedy_capture, skill_zero, two_ply, uniform
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 # Black's king in the corner: three moves, worth +1, 0 and -2 pawns.

@@ -93,6 +93,8 @@ class Config(sections.Section):
                 "kl.guardrail end_epoch needs more than one optimiser step an iteration: there is none to leave out with "
                 "update.epochs 1 and update.minibatches 1"
             )
+        if self.task.opponent == "reference" and self.kl.beta == 0:
+            yield "task.opponent reference needs kl.beta > 0: without a KL term no reference is kept"
         if self.lm_head.logits_dtype == "bfloat16" and self.model.compute_dtype != "bfloat16":
             yield f"lm_head.logits_dtype bfloat16 needs model.compute_dtype bfloat16; it is {self.model.compute_dtype}"
 

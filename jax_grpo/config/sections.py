@@ -208,20 +208,21 @@ class Mixture(Section):
         return self.parts[name].share / sum(part.share for part in self.parts.values())
 
 
-TASK_NAMES = ("policy", "environment", "length", "guess", "instructions", "prompts", "mixed")
+TASK_NAMES = ("policy", "environment", "length", "guess", "game", "instructions", "prompts", "mixed")
+OPPONENTS = ("random", "capture", "two_ply", "self", "reference", *(f"stockfish:{level}" for level in range(21)))
 
 
 class TaskConfig(Section):
     """What is asked and how it is scored."""
 
     name: str = "policy"
-    """`policy` chooses moves, `environment` predicts the next state, `length` is the toy, `guess` the toy of several turns,
-    `instructions` has some to follow, `mixed` asks several in one batch; `prompts` asks those of a file of yours and has functions
-    of yours reward them; `my_module:MyTask` or `my_file.py:MyTask` is a task of your own."""
+    """`policy` chooses moves, `environment` predicts the next state, `game` plays one side of a game of chess, `length` is the toy,
+    `guess` the toy of several turns, `instructions` has some to follow, `mixed` asks several in one batch; `prompts` asks those of
+    a file of yours and has functions of yours reward them; `my_module:MyTask` or `my_file.py:MyTask` is a task of your own."""
     mixture: Mixture | None = None
     """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
     prompt_style: Literal["full", "best_move"] = "full"
-    """Policy task: the whole RookWorld row after `M:`, or one move after `B:`."""
+    """Policy and game tasks: the whole RookWorld row after `M:`, or one move after `B:`."""
     rewards: dict[str, float] | None = None
     """Weights by component, over the task's defaults (TRL: reward_weights)."""
     best_for_black: Literal["first", "last"] = "first"
@@ -231,7 +232,14 @@ class TaskConfig(Section):
     guess_numbers: Annotated[int, Field(ge=2, le=9)] = 7
     """Guess task: the hidden number is one of 1 to this."""
     episode: EpisodeConfig | None = None
-    """Several turns, for a task that answers completions (`guess`), such as {turns: 3}; null: one completion a prompt."""
+    """Several turns, for a task that answers completions (`guess`, `game`), such as {turns: 3}; null: one completion a prompt.
+    A game has so many moves of the model's."""
+    opponent: Text = "random"
+    """Game task: who answers the model's moves. `random` plays any legal move, `capture` takes the most it can, `two_ply` looks at
+    the reply too; `stockfish:SKILL`, 0 to 20, needs task.engine; `reference` is the run's frozen start and needs kl.beta, `self`
+    the policy as it is."""
+    judge: Literal["material", "engine"] = "material"
+    """Game task: who says the win probability of a game that is not over: the pieces, or task.engine."""
     illegal_fraction: Fraction = 0.05
     """Environment task: share of prompts whose move is illegal."""
     engine: EngineConfig | None = None
@@ -270,6 +278,7 @@ class TaskConfig(Section):
                 f"task.engine.multipv is {self.engine.multipv} and the rewards have `value`, of every legal move; expected at "
                 f"least {MOST_LEGAL_MOVES}, the most that a position can have"
             )
+        yield from self._refused_games()
         if (self.name == "mixed") != (self.mixture is not None):
             yield (
                 f"task.name is {self.name} and task.mixture is {'given' if self.mixture else 'null'}: mixed needs a mixture, "
@@ -277,6 +286,24 @@ class TaskConfig(Section):
             )
         if self.mixture is not None and self.rewards is not None:
             yield "task.rewards is of one task; in a mixture set task.mixture.<task>.rewards"
+
+    def _refused_games(self) -> Iterator[str]:
+        """What does not make a game, or is of a game and there is none."""
+        if self.name != "game":
+            for key, value in self._not_default("opponent", "judge"):
+                yield f"task.{key} is {value!r}, which does nothing unless task.name is game; it is {self.name}"
+            return
+        if self.opponent not in OPPONENTS:
+            yield f"task.opponent is {self.opponent!r}; expected {', '.join(OPPONENTS[:5])}, or stockfish:0 to stockfish:20"
+        asking = [
+            f"task.{key} {value}"
+            for key, value in (("opponent", self.opponent), ("judge", self.judge))
+            if value.startswith(("stockfish", "engine"))
+        ]
+        if asking and self.engine is None:
+            yield f"{asking[0]} needs task.engine, such as {{nodes: 2000}}; it is null"
+        if self.engine is not None and not asking:
+            yield f"task.engine does nothing with task.opponent {self.opponent} and task.judge {self.judge}; leave it out"
 
     def _asks_for_values(self) -> bool:
         """Whether moves are rewarded by a table of the position's legal moves."""

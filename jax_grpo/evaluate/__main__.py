@@ -16,11 +16,10 @@ from typing import Any
 
 from jax_grpo.config.files import require_weights, weights_directory
 from jax_grpo.config.sections import EngineConfig
-from jax_grpo.evaluate import MODES, EvaluationError, endgame, tables
+from jax_grpo.evaluate import MODES, EvaluationError, endgame, short_games, tables
 from jax_grpo.evaluate.mates import PACKAGED_MATES, Mate, read_mates
-from jax_grpo.evaluate.reference_players import skill_zero
 from jax_grpo.evaluate.selfplay import pgn
-from jax_grpo.evaluate.suites import SUITES, BeginPart, Data, OurModel, Results, run_suites
+from jax_grpo.evaluate.suites import ASKED, SUITES, BeginPart, Data, OurModel, Results, run_suites
 from jax_grpo.model.named import describe_model, load_named
 from jax_grpo.positions.dataset import PACKAGED_SOURCES, read_packaged
 from jax_grpo.positions.files import read_positions
@@ -31,6 +30,7 @@ from jax_grpo.run.folder import write_whole
 from jax_grpo.system.progress import timed_parts
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.engine import EngineError, EnginePool, find_engine
+from jax_grpo.tasks.reference_players import skill_zero
 
 TABLES = "packaged:tables"
 
@@ -70,7 +70,7 @@ def evaluate(
 def _describe(data: Data, suites: Sequence[str]) -> dict[str, str]:
     """In words and checksums, what the suites that ran were asked; without file names, which differ from place to place."""
     out = {}
-    if {"policy", "environment"} & set(suites):
+    if ASKED & set(suites):
         engine = f"moves without a label scored by {data.engine.name}" if data.engine else "no engine: labels only"
         out["positions"] = f"{_counted(data.positions)}, {engine}"
     if "mates" in suites:
@@ -79,6 +79,8 @@ def _describe(data: Data, suites: Sequence[str]) -> dict[str, str]:
         out["self-play"] = f"{data.games} games of each kind, at most {data.half_moves} half-moves of the model"
     if "endgame" in suites:
         out["endgames"] = f"{data.endgames} won positions of each ending, classes of the test split; a perfect defender"
+    if "short_games" in suites:
+        out["short games"] = f"{short_games.MOVES} moves of the model's from each position; an illegal one scores 0"
     if "strength" in suites:
         games = len({position.game for position in data.tables if position.game is not None})
         out["tables"] = f"{_counted(data.tables)}, {data.tables_of}, of {games:,} games"
@@ -177,7 +179,7 @@ def run(arguments: argparse.Namespace) -> list[Path]:
         if arguments.engine:
             path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
             engine = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
-        if {"policy", "environment"} & set(suites):
+        if ASKED & set(suites):
             positions = _positions(arguments.data or "packaged", arguments.split or "test")
         mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
         asked = positions[: arguments.positions or 1000]

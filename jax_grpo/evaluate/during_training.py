@@ -12,7 +12,7 @@ from jax_grpo.config import Config
 from jax_grpo.evaluate import MODES
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.rollout.episodes import Episodes
+from jax_grpo.rollout.episodes import Episodes, Partner
 from jax_grpo.rollout.generate import PromptTokens, completion_ids, encode_prompts
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import BATCH, Texts
@@ -54,8 +54,10 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Compiled once for the task's prompts, called with the parameters of the moment."""
 
-    def __init__(self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config):
-        self.prompts = list(prompts)
+    def __init__(
+        self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config, partner: Partner | None = None
+    ):
+        self.prompts, self._partner = list(prompts), partner
         self._task, self._seed, self._tokenizer = task, config.seed, policy.tokenizer
         self._iterations, self._windows = config.iterations, config.windows()
         self._texts = _texts(policy.tokenizer, task, config)
@@ -96,7 +98,7 @@ class Evaluator:
         """
         assert isinstance(self._task, EpisodicTask), "asked of such a task alone"
         turns = self._generate[mode], self._generate.get(mode + LATER_TURNS)
-        player = Episodes(self._task, self._tokenizer, self._windows, 1, *turns)
+        player = Episodes(self._task, self._tokenizer, self._windows, 1, *turns, self._partner)
         episodes: list[Episode] = []
         ids: list[list[int]] = []
         for prompts, tokens, numbers in self._batches:

@@ -11,11 +11,10 @@ from typing import Protocol
 import chess
 
 from jax_grpo.config.sections import TaskConfig
-from jax_grpo.evaluate import MODES, endgame, strength
+from jax_grpo.evaluate import MODES, endgame, short_games, strength
 from jax_grpo.evaluate.mates import Mate, mate_rows
 from jax_grpo.evaluate.move_logps import move_logps
 from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
-from jax_grpo.evaluate.reference_players import REFERENCE_PLAYERS, Player
 from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Estimate, summarise
 from jax_grpo.model.named import Policy
@@ -24,6 +23,7 @@ from jax_grpo.tasks.base import Position, Prompt
 from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.environment import EnvironmentTask, judge
 from jax_grpo.tasks.policy import labelled, parse_answer
+from jax_grpo.tasks.reference_players import REFERENCE_PLAYERS, Player
 from jax_grpo.tasks.stop import environment_stop, policy_stop
 
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
@@ -46,7 +46,7 @@ class Ask(Protocol):
 class Data:
     """What an evaluation is about."""
 
-    positions: Sequence[Position]  # of the policy and environment suites
+    positions: Sequence[Position]  # of the suites that are in `ASKED`
     mates: Sequence[Mate]
     games: int  # of self-play, of each kind
     half_moves: int  # the model's most in one game
@@ -172,6 +172,18 @@ def _endgame(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
             results.endgames[f"{men}/{player}"] = games
 
 
+def _short_games(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    players = {mode: ask("best_move", mode) for mode in MODES} | {"random_legal": short_games.random_legal(data.seed)}
+    for opponent in short_games.OPPONENTS:
+        for player, choose in players.items():
+            tick = steps(f"short games against {opponent}, {player}", short_games.MOVES)
+            found = short_games.play(data.positions, opponent, choose, data.seed, tick)
+            groups = _sides(data.positions)
+            results.add(
+                f"short_games/{opponent}/{player}", short_games.estimates(data.positions, found, groups, data.seed)
+            )
+
+
 def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     positions = data.tables
     task = policy_task("best_move")
@@ -203,11 +215,13 @@ def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
         add("label", [[position.best or ""] for position in positions], [{}] * len(positions))
 
 
+ASKED = {"policy", "environment", "short_games"}  # suites that are about `Data.positions`
 SUITES = {
     "policy": _policy,
     "environment": _environment,
     "mates": _mates,
     "selfplay": _selfplay,
     "endgame": _endgame,
+    "short_games": _short_games,
     "strength": _strength,
 }

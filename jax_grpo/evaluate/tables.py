@@ -57,6 +57,15 @@ SUITES = {  # by suite: name in evaluation.json, and words
         "illegal": "ended by an illegal move",
         "unmated": "no mate in 50 moves",
     },
+    "short_games": {
+        "outcome": "score: result, or win probability by material",
+        "legal_moves": "moves played, of three",
+        "won": "won",
+        "drawn": "drawn",
+        "lost": "lost",
+        "forfeited": "ended by an illegal move",
+        "unfinished": "not over",
+    },
     "strength": {
         "loss": "win probability lost, illegal as the worst move",
         "legal": "legal",
@@ -92,6 +101,8 @@ TITLES = {
     "selfplay/python_chess": "Self-play on python-chess's board",
     "endgame/KRK": "King and rook against a perfect defender",
     "endgame/KQK": "King and queen against a perfect defender",
+    "short_games/random": "Three moves against random legal ones",
+    "short_games/capture": "Three moves against greedy captures",
     "strength/tables": "Strength, by tables of all legal moves",
 }
 # What RookWorld's authors published of their 124M model: words, path in evaluation.json, percent.

@@ -131,6 +131,13 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
         programs.append(Program("reference", functions.score, (reference, bare), ("reference",)))
         resident["reference"] = size(reference)
 
+    if functions.partner is not None:
+        held = reference if getattr(task, "asks", None) == "reference" else params
+        asked = _generation_arguments(held, during_training.BATCH, padded_prompt(config))
+        programs.append(
+            Program("partner", functions.partner.program, asked, ("parameters" if held is params else "reference",))
+        )
+
     def first_minibatch(*given: Any) -> Batch:
         return piece(split(with_logps(config, functions.score, *given), config.update.minibatches), 0)
 

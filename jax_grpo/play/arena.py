@@ -69,7 +69,7 @@ class ModelSide:
 
 
 class PlayerSide:
-    """A player that is a function of (board, random numbers), such as those of `play.reference_players`."""
+    """A player that is a function of (board, random numbers), such as those of `tasks.reference_players`."""
 
     def __init__(self, name: str, choose: Callable[[chess.Board, random.Random], str], seed: int):
         self.name, self._choose, self._seed = name, choose, seed

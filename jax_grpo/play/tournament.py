@@ -23,12 +23,12 @@ from rich.table import Table
 
 import jax_grpo
 from jax_grpo.config.files import require_weights
-from jax_grpo.evaluate.reference_players import Player, drawn, greedy_capture, skill_zero, two_ply, uniform
 from jax_grpo.play.arena import Game, ModelSide, PlayerSide, Side, counts, ends, play_match, to_pgn
 from jax_grpo.play.ratings import PairedElo, Rating, fit_ratings, paired_elo
 from jax_grpo.system.progress import timed_parts
 from jax_grpo.system.whole_files import written_whole
 from jax_grpo.tasks.engine import find_engine
+from jax_grpo.tasks.reference_players import Player, drawn, greedy_capture, skill_zero, two_ply, uniform
 
 ANCHOR = "random"  # has the rating 0
 SHARES = {"skill0-75": 0.75, "skill0-50": 0.5, "skill0-25": 0.25, "skill0": 0.0}  # of random moves among Stockfish's

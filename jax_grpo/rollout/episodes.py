@@ -5,6 +5,7 @@ model wrote itself. A completion's tokens stay those that were sampled, and an o
 decoded and encoded again, so that what is trained on is what was sampled. Knows nothing of rewards.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ import numpy as np
 
 from jax_grpo.config.sections import Windows
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.rollout.generate import PromptTokens, Rollout, decode_completions
+from jax_grpo.rollout.generate import PromptTokens, Rollout, decode_completions, encode_prompts, padded_length
+from jax_grpo.rollout.texts import BATCH, Texts
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt, caps
-from jax_grpo.tasks.episodes import Episode, EpisodicTask, Turn, checked_reset, checked_steps
+from jax_grpo.tasks.episodes import Episode, EpisodicTask, Turn, Write, checked_reset, checked_steps
 
 
 class ObservationTooLong(ValueError):
@@ -36,6 +38,31 @@ class Played(NamedTuple):
     episodes: list[Episode]  # one a row
 
 
+class Partner(NamedTuple):
+    """The policy that a task asks between turns (`EpisodicTask.asks`): each prompt by itself, in batches of `texts.BATCH`."""
+
+    texts: Texts
+    program: Callable[..., Any]  # of one completion a prompt
+    max_prompt_tokens: int  # all prompts are padded to them: one program serves all turns
+    frozen: Any = None  # its parameters; None: those of the policy that plays
+
+    def writing(self, params: Any, seed: int, step: jax.typing.ArrayLike) -> Write:
+        """How the task asks in one batch of episodes, which a policy of these parameters plays."""
+
+        def write(prompts: Sequence[Prompt], numbers: Sequence[int]) -> list[str]:
+            width, texts = padded_length(self.max_prompt_tokens), []
+            asked = [prompt.text for prompt in prompts]
+            ids_PT, mask_PT = encode_prompts(asked, self.texts.tokenizer, self.max_prompt_tokens, least=width)
+            for start in range(0, len(prompts), BATCH):
+                rows = slice(start, start + BATCH)
+                batch = prompts[rows], PromptTokens(ids_PT[rows], mask_PT[rows]), numbers[rows]
+                used = params if self.frozen is None else self.frozen
+                texts += self.texts.complete(self.program, used, *batch, seed, step)  # pyright: ignore[reportArgumentType]
+            return texts
+
+        return write
+
+
 class Episodes(NamedTuple):
     """What plays a task's episodes: its compiled programs, and how long anything may be."""
 
@@ -45,6 +72,7 @@ class Episodes(NamedTuple):
     group_size: int
     generate: Callable[..., Any]  # see `rollout.generate.make_generate`
     next_turn: Callable[..., Any] | None  # see `rollout.turns.make_next_turn`; None: there is one turn
+    partner: Partner | None = None  # where the task asks a policy
 
     def play(
         self,
@@ -66,8 +94,14 @@ class Episodes(NamedTuple):
             ObservationTooLong: names the task, the sample, the tokens and the limit.
             RewardError, EngineError: the task's own failures.
         """
+        if self.partner is not None:
+            self.task.meet(self.partner.writing(params, seed, step))
+        rows = [
+            dataclasses.replace(prompt, draw=(seed, step, int(number), sample))
+            for prompt, number in zip(prompts, numbers_P, strict=True)
+            for sample in range(self.group_size)
+        ]
         windows, step = self.windows, jnp.int32(step)
-        rows = [prompt for prompt in prompts for _ in range(self.group_size)]
         states_P = np.array([prompt.start_state for prompt in prompts], np.int32)
         caps_P = caps(prompts, windows.completion)
         episodes = phases.run("environment", partial(checked_reset, self.task, rows))
@@ -120,6 +154,19 @@ class Episodes(NamedTuple):
             ids_BO[row, limit - len(ids) :], mask_BO[row, limit - len(ids) :] = ids, 1
         shape = (-1, self.group_size, limit)
         return PromptTokens(ids_BO.reshape(shape), mask_BO.reshape(shape))
+
+
+def require_fitting_observations(
+    task: EpisodicTask, prompts: Sequence[Prompt], tokenizer: Tokenizer, windows: Windows
+) -> None:
+    """Refuses, with an ObservationTooLong, what would be too long in the middle of a run, as far as the task can tell before."""
+    texts = [text for prompt in prompts if (text := task.observation(prompt)) is not None]
+    lengths = [len(ids) for ids in tokenizer.encode_batch(texts)] if windows.turns > 1 else []
+    if lengths and (longest := max(lengths)) > windows.observation:
+        raise ObservationTooLong(
+            f"task {task.name!r}: an observation such as {texts[lengths.index(longest)]!r} has {longest} tokens; "
+            f"task.episode.max_observation_tokens is {windows.observation}, expected at least {longest}, and some to spare"
+        )
 
 
 def _on_host(rollout: Rollout) -> Rollout:

@@ -12,6 +12,7 @@ from jax_grpo.config.sections import OwnPart, TaskConfig
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask
 from jax_grpo.tasks.episodes import EpisodicTask
+from jax_grpo.tasks.game import GameTask
 from jax_grpo.tasks.guess import GuessTask
 from jax_grpo.tasks.imported import ImportedError, imported, source_file, where
 from jax_grpo.tasks.instructions.task import InstructionsTask
@@ -25,6 +26,7 @@ TASKS = {
     "environment": EnvironmentTask,
     "length": LengthTask,
     "guess": GuessTask,
+    "game": GameTask,
     "instructions": InstructionsTask,
     "prompts": RewardsTask,
 }

@@ -31,6 +31,9 @@ class Prompt:
     task: str = ""  # in a mixture, the name of the task that asks
     max_new_tokens: int | None = None  # its own cap, where it is below the run's
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the row of a user's file that asks
+    draw: tuple[
+        int, ...
+    ] = ()  # of an episode: (seed, iteration, prompt, sample), which tell it from all others of the run
 
 
 class TrainerState(NamedTuple):

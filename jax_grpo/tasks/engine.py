@@ -66,10 +66,12 @@ def engine_name(path: str) -> str:
         return engine.id["name"]
 
 
-def search(engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int, multipv: int) -> Analysis:
+def search(
+    engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int, multipv: int, depth: int | None = None
+) -> Analysis:
     """One search, whose result depends on the position and the limits alone; no line is a chess.engine.EngineError."""
     # A fresh `game` sends ucinewgame, which clears the hash table.
-    lines = engine.analyse(board, chess.engine.Limit(nodes=nodes), multipv=multipv, game=object())
+    lines = engine.analyse(board, chess.engine.Limit(nodes=nodes, depth=depth), multipv=multipv, game=object())
     lines = [(line.get("pv"), line.get("score")) for line in lines]
     best = [(pv[0].uci(), pawns(score)) for pv, score in lines if pv and score is not None]
     if not best:
@@ -79,10 +81,13 @@ def search(engine: chess.engine.SimpleEngine, board: chess.Board, *, nodes: int,
 
 
 class EnginePool:
-    """Analyses positions in parallel. A context manager, or `close()` it. EngineError: no executable, no UCI, no usable cache."""
+    """Analyses positions in parallel, to a `depth` at most where one is given. A context manager, or `close()` it.
 
-    def __init__(self, config: EngineConfig):
-        self._config = config
+    EngineError: no executable, no UCI, no usable cache.
+    """
+
+    def __init__(self, config: EngineConfig, depth: int | None = None):
+        self._config, self._depth = config, depth
         self._path = find_engine(config.path)
         self._idle: queue.SimpleQueue[chess.engine.SimpleEngine | None] = queue.SimpleQueue()
         self._cache = _open_cache(config.cache)  # before any process: one without an owner keeps Python from exiting
@@ -119,6 +124,7 @@ class EnginePool:
 
     def _cached(self, fen: str) -> Analysis:
         key = f"{self.name}|nodes {self._config.nodes}|multipv {self._config.multipv}|{fen}"
+        key = key if self._depth is None else f"depth {self._depth}|{key}"
         with self._cache_lock:
             row = self._cache.execute("SELECT value FROM analyses WHERE key = ?", (key,)).fetchone()
         if row is not None:
@@ -156,7 +162,8 @@ class EnginePool:
         watchdog = threading.Timer(self._config.timeout_s, _kill, (engine,))
         watchdog.start()
         try:
-            return search(engine, board, nodes=self._config.nodes, multipv=self._config.multipv)
+            limits = {"nodes": self._config.nodes, "multipv": self._config.multipv, "depth": self._depth}
+            return search(engine, board, **limits)
         finally:
             watchdog.cancel()
 

@@ -5,8 +5,8 @@ tokens, models or training.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,9 +14,13 @@ from jax_grpo.tasks.base import Prompt, RewardError, Task
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.imported import source_file, where
 
+Policy = Literal["self", "reference"]  # as it is now, and as it was when the run began
+# A policy's stop-truncated completions of prompts, each drawn by the number, below 2^31, that stands with it.
+Write = Callable[[Sequence[Prompt], Sequence[int]], list[str]]
+
 
 class Environment(Protocol):
-    """One episode's state. What is random in it follows from the prompt, else a run could not be continued exactly."""
+    """One episode's state. What is random in it follows from the prompt (its `draw`), else a run could not be continued exactly."""
 
     def step(self, completion: str) -> tuple[str, bool]:
         """The observation that answers a stop-truncated completion, and whether the episode is done.
@@ -56,6 +60,15 @@ class EpisodicTask(Task):
 
     The stop rule begins in the prompt's `start_state` in every turn.
     """
+
+    asks: Policy | None = None  # the policy that completes prompts of the task's own between turns
+
+    def meet(self, write: Write) -> None:
+        """Said before each `reset` of a batch where `asks` names a policy: `write` is that policy, as it is now."""
+
+    def observation(self, prompt: Prompt) -> str | None:
+        """An observation as long as those to come, which must fit before anything is compiled; None: nobody knows."""
+        return None
 
     def reset(self, prompt: Prompt) -> Environment:
         """A fresh episode of the prompt; each of its G completions has one."""

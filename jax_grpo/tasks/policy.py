@@ -35,6 +35,12 @@ KEPT = 0.7  # of `technique`'s reward, for each move by which the mate is put of
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
 
+def move_prompt(style: str, fen: str, position: Position | None = None) -> Prompt:
+    """What asks for a move in a style, a key of `ASKED`."""
+    field, start_state = ASKED[style]
+    return Prompt(policy_prompt(fen, field), start_state, position)
+
+
 class Answer(NamedTuple):
     """Fields of a completion as found; `structured` says whether all the markers stood in order."""
 
@@ -96,8 +102,7 @@ class PolicyTask(Task):
             move_table(position)  # before anything is generated
         if self._technique:
             moves_lost(position)
-        field, start_state = ASKED[self._style]
-        return Prompt(policy_prompt(position.fen, field), start_state, position)
+        return move_prompt(self._style, position.fen, position)
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """The engine's analyses of unlabelled positions, and the legal moves of all: both are cached."""

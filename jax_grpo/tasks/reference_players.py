@@ -36,7 +36,7 @@ def two_ply(board: chess.Board) -> list[str]:
     """A mate in one; else the most material after the opponent's best reply, who counts material too; a stalemate is even."""
     if mates := mating_moves(board):
         return mates
-    even = _balance(board)  # what a stalemate takes back
+    even = balance(board)  # what a stalemate takes back
     values = {}
     for move in list(board.legal_moves):
         gain = _gain(board, move)
@@ -64,7 +64,7 @@ def _gain(board: chess.Board, move: chess.Move) -> int:
     return _taken(board, move) + (VALUES[move.promotion] - VALUES[chess.PAWN] if move.promotion else 0)
 
 
-def _balance(board: chess.Board) -> int:
+def balance(board: chess.Board) -> int:
     """Pawns that the player to move is ahead."""
     pieces = board.piece_map().values()
     return sum(VALUES[piece.piece_type] * (1 if piece.color == board.turn else -1) for piece in pieces)
