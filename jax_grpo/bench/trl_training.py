@@ -9,7 +9,6 @@ import functools
 import json
 import pickle
 import time
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +51,7 @@ def prepare(config: Config, folder: Path) -> None:
     prompts = [prompt for iteration in range(config.iterations) for prompt in trainer.prompts(iteration)[1]]
     trainer.task.close()
     rate = schedule(config.update, config.optimizer_steps())
-    rates = [float(rate(step)) for step in range(config.iterations * config.update.epochs)]
+    rates = [np.asarray(rate(step)).item() for step in range(config.iterations * config.update.epochs)]
     (folder / GIVEN).write_bytes(pickle.dumps(Given(config, prompts, rates)))
 
 
@@ -188,7 +187,7 @@ def _trainer_class() -> type[Any]:
             model.generate = generate_until_stop
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-            of = optimizer or self.optimizer
+            of: Any = optimizer or self.optimizer
             peak, last = self.args.learning_rate, len(self._rates) - 1
             factor = lambda step: self._rates[min(step, last)] / peak  # noqa: E731 (asked once more after the last step)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of, factor)
@@ -203,15 +202,15 @@ def _trainer_class() -> type[Any]:
 
 def count_real_tokens(model: Any) -> None:
     """Gives every forward pass that names no positions those that padding does not count for."""
-    forward_of = type(model).forward
+    forward_of = model.forward  # not its class's: TRL has put its fused head on the model itself
 
     @functools.wraps(forward_of)  # `generate` looks at its arguments
-    def forward(self: Any, *args: Any, attention_mask: Any = None, position_ids: Any = None, **more: Any) -> Any:
+    def forward(*args: Any, attention_mask: Any = None, position_ids: Any = None, **more: Any) -> Any:
         if position_ids is None and attention_mask is not None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        return forward_of(self, *args, attention_mask=attention_mask, position_ids=position_ids, **more)
+        return forward_of(*args, attention_mask=attention_mask, position_ids=position_ids, **more)
 
-    model.forward = types.MethodType(forward, model)
+    model.forward = forward
 
 
 def _clock(weights: Path, config: Config, every: int) -> Any:
