@@ -171,7 +171,7 @@ class Trainer:
             "nonfinite_total": int(self.state.nonfinite_total),
         }
 
-    def _prompts(self, iteration: int) -> tuple[list[int], list[Prompt]]:
+    def prompts(self, iteration: int) -> tuple[list[int], list[Prompt]]:
         """The numbers of an iteration's positions in their data set, and its prompts."""
         drawn = self.dataset.batch(iteration, self.config.prompts.per_iteration)
         seed = self.config.seed * 1_000_003
@@ -191,7 +191,7 @@ class Trainer:
             return
         longest = 0
         for iteration in range(drawn):
-            texts = [prompt.text for prompt in self._prompts(iteration)[1]]
+            texts = [prompt.text for prompt in self.prompts(iteration)[1]]
             encoded = encode_fitting(texts, self.tokenizer, config.prompts.max_prompt_tokens)
             longest = max(longest, *map(len, encoded))
         remembered.keep(longest)
@@ -199,7 +199,7 @@ class Trainer:
     def _generate(self, iteration: int, phases: Phases) -> tuple[list[Prompt], Rollout | Played, Batch]:
         """The prompt of each completion, the completions, and their bare batch; the task prepares for scoring meanwhile."""
         config = self.config
-        indices, prompts = self._prompts(iteration)
+        indices, prompts = self.prompts(iteration)
         ids_PT, mask_PT = encode_prompts([p.text for p in prompts], self.tokenizer, config.prompts.max_prompt_tokens)
         numbers_P = np.array(sampling_numbers(indices, len(self.dataset)), np.int32)
         if isinstance(self.task, EpisodicTask):

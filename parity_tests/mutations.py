@@ -195,6 +195,16 @@ FAULTS = {
     "a column that is there twice": Fault("prompts/rows.py", "names.count(name) > 1", "names.count(name) > 2", "test_own_prompts.py -k one_error"),
     "an old copy of the user's file": Fault("tasks/imported.py", "abs(hash((str(path.resolve()), file_hash(path))))", "abs(hash(str(path.resolve())))", "test_own_rewards.py -k changed_file"),
     "changed code is not told": Fault("run/resume.py", "if before.get(name) != now.get(name)]", "if before.get(name) == now.get(name)]", "test_own_rewards.py -k changed_file"),
+    # The comparison with TRL by time, puzzles, and pictures of two evaluations.
+    "TRL's upper clip bound is the lower one": Fault("bench/trl_settings.py", '"epsilon_high": objective.epsilon_high,', '"epsilon_high": objective.epsilon_low,', "test_time_to_score.py -k handed_over"),
+    "TRL is not given the token that ends a completion": Fault("bench/trl_training.py", "return list(ids[:count])", "return list(ids[: count - 1])", "test_time_to_score.py -k stop_rule"),
+    "TRL asks the prompts of another iteration": Fault("bench/trl_training.py", "if row != expected:", "if len(row) != len(expected):", "test_time_to_score.py -k another_order"),
+    "a score is reached at the next point": Fault("bench/score_curves.py", "(level - low) / (high - low) * (after[axis] - before[axis])", "(after[axis] - before[axis])", "test_time_to_score.py -k interpolated"),
+    "a puzzle is solved by its first move": Fault("evaluate/puzzles.py", "2 * step + 1 == len(line)]", "step == 0]", "test_puzzles.py -k whole_line"),
+    "the listed mate alone solves": Fault("evaluate/puzzles.py", "given[attempt] == line[2 * step] or given[attempt] in mates]", "given[attempt] == line[2 * step]]", "test_puzzles.py -k any_mate"),
+    "a rating's interval of one deviation": Fault("evaluate/puzzles.py", "HALF_CHI_SQUARE = 1.92", "HALF_CHI_SQUARE = 0.52", "test_puzzles.py -k likelihoods"),
+    "a mate in two that a defence escapes": Fault("positions/position.py", "if defences and all(", "if defences and any(", "test_puzzles.py -k against_every_defence"),
+    "no answer costs nothing in a distribution": Fault("evaluate/side_by_side.py", '(1 - legal) * table.loss("")', '0 * table.loss("")', "test_side_by_side.py -k illegal"),
     # The reference: it must be as easy to break.
     "torch_ref: others' mean of all": Fault("torch_ref/advantages.py", "/ (reward_G.numel() - 1)", "/ reward_G.numel()", "test_parity.py -k 'option and leave'"),
     "torch_ref: deviation with ddof 0": Fault("torch_ref/advantages.py", '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=1)', '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=0)', "test_parity.py -k 'option and leave'"),

@@ -154,11 +154,17 @@ def _arbiter(args: argparse.Namespace, command: str) -> None:
     _make(args, source, *_by_share(args), command)
 
 
+VERIFIED = {  # what holds of every row of `mates`, by its moves
+    1: "exactly one legal move mates",
+    2: "no move mates, and after exactly one each defence is answered by mate",
+}
+
+
 def _mates(args: argparse.Namespace, command: str) -> None:
     path = find_engine(args.engine, "--engine")
     apart = {position_key(position.fen) for split in SPLITS for position in packaged_table(split)}
     started = time.time()
-    suite = selfplay.mate_suite(path, args.count, args.seed, args.nodes, args.processes, apart)
+    suite = selfplay.mate_suite(path, args.count, args.seed, args.nodes, args.processes, apart, args.moves)
     with progress_bar() as bar:
         rows = list(bar.track(suite, total=args.count, description="mates"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +173,7 @@ def _mates(args: argparse.Namespace, command: str) -> None:
         "command": command,
         "engine": engine_name(path),
         "positions": len(rows),
-        "verified": "exactly one legal move mates (python-chess); in neither split of the packaged positions",
+        "verified": f"{VERIFIED[args.moves]} (python-chess); in neither split of the packaged positions",
         "sha256": file_hash(args.out),
         "seconds": round(time.time() - started),
         "licence": "positions of generated games; MIT like the repository",
@@ -232,7 +238,10 @@ def _parser() -> argparse.ArgumentParser:
     option("--kept", type=_share, default=0.3, help="share of ordinary moves kept; less: more endings (0.3)")
     draws = "claimed: fifty moves and threefold repetition end a game; automatic: as the environment task's own prompts"
     option("--draws", choices=list(ENDINGS), default="claimed", help=draws)
-    command("mates", _mates, "positions with exactly one mating move, as JSONL", 200, 600)
+    option = command(
+        "mates", _mates, "positions with exactly one mating move, or key of a mate in two, as JSONL", 200, 600
+    )
+    option("--moves", type=int, choices=sorted(selfplay.MATES), default=1, help="the solver's (1)")
     option = command("labels", _labels, "is B: of published policy rows the best or the worst move? by colour", 0, None)
     option("file", type=_file, help="RookWorld text rows; --nodes above 0 asks Stockfish too")
     return top

@@ -1,4 +1,4 @@
-"""Seeded games with Stockfish: the packaged positions and mate-in-one suite, and those that a user makes.
+"""Seeded games with Stockfish: the packaged positions, mates in one and two, and those that a user makes.
 
 Each game is a pure function of (seed, game number), so the result does not depend on the number of processes. Knows nothing
 of prompts, models or files.
@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Container, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import chess
 import chess.engine
 import pyarrow as pa
 
 from jax_grpo.data.shards import Source, row_position
-from jax_grpo.positions.position import mating_moves, position_key, recent_moves
+from jax_grpo.positions.position import mating_keys, mating_moves, position_key, recent_moves
 from jax_grpo.positions.random_play import random_move, sparse_start
 from jax_grpo.positions.table import MOVES
 from jax_grpo.tasks.engine import engine_name, search, start_engine
@@ -58,10 +59,34 @@ def source(path: str, seed: int, nodes: int, processes: int) -> Source:
     return Source(SCHEMA, settings, functools.partial(game_batches, play, GAMES_A_BATCH, processes, path), row_position)
 
 
-def mate_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: int) -> list[dict]:
-    """A position with one mate, `fen` and `mate` (UCI), of a game between players that mix random moves and shallow searches.
+def _mate_in_one(board: chess.Board, engine: chess.engine.SimpleEngine, nodes: int) -> dict[str, Any] | None:
+    """`fen` and `mate` (UCI), where exactly one legal move mates."""
+    mates = mating_moves(board)
+    return {"fen": board.fen(), "mate": mates[0]} if len(mates) == 1 else None
 
-    One of a game at most: a mate that is missed stands on the board for several moves.
+
+def _mate_in_two(board: chess.Board, engine: chess.engine.SimpleEngine, nodes: int) -> dict[str, Any] | None:
+    """`fen` and `line` (the key, a defence, a mate), where no move mates and exactly one forces mate by the next.
+
+    Positions that the engine sees no mate in two in are passed over; what it sees is not believed: every defence is tried.
+    """
+    score = engine.analyse(board, chess.engine.Limit(nodes=nodes), game=object()).get("score")
+    if score is None or score.relative.mate() != 2 or mating_moves(board) or len(keys := mating_keys(board)) != 1:
+        return None
+    after = board.copy(stack=False)
+    after.push_uci(keys[0])
+    defence = min(after.legal_moves, key=lambda move: random.Random(f"{after.fen()}/{move.uci()}").random())
+    after.push(defence)
+    return {"fen": board.fen(), "line": [keys[0], defence.uci(), mating_moves(after)[0]]}
+
+
+MATES = {1: _mate_in_one, 2: _mate_in_two}  # by the number of moves
+
+
+def mate_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: int, moves: int = 1) -> list[dict]:
+    """A position with one mate in so many `moves`, of a game between players that mix random moves and shallow searches.
+
+    One of a game at most: a mate that is missed stands on the board for several moves. See `MATES` for the row.
     """
     rng = random.Random(f"mates/{seed}/{game}")
     board = sparse_start(rng) if rng.random() < 0.15 else chess.Board()
@@ -69,9 +94,8 @@ def mate_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: in
     opening_plies = rng.randint(2, 10)
     rows = []
     while not board.is_game_over() and len(board.move_stack) < MAX_PLIES:
-        mates = mating_moves(board)
-        if len(mates) == 1:
-            rows.append({"fen": board.fen(), "mate": mates[0]})
+        if row := MATES[moves](board, engine, nodes):
+            rows.append(row)
         if len(board.move_stack) < opening_plies or rng.random() < blunder[board.turn]:
             board.push(random_move(board, rng))
         else:
@@ -81,12 +105,12 @@ def mate_game(game: int, engine: chess.engine.SimpleEngine, seed: int, nodes: in
 
 
 def mate_suite(
-    path: str, count: int, seed: int, nodes: int, processes: int, apart: Container[str]
-) -> Iterator[dict[str, str]]:
+    path: str, count: int, seed: int, nodes: int, processes: int, apart: Container[str], moves: int = 1
+) -> Iterator[dict[str, Any]]:
     """`count` rows of `mate_game`, half for each colour, of different positions, none with its `position_key` in `apart`."""
     left = {"w": count // 2, "b": count // 2}
     seen: set[str] = set()
-    play = functools.partial(mate_game, seed=seed, nodes=nodes)
+    play = functools.partial(mate_game, seed=seed, nodes=nodes, moves=moves)
     batches = game_batches(play, MATE_GAMES_A_BATCH, processes, path, 0)
     for row in itertools.chain.from_iterable(batches):
         key = position_key(row["fen"])

@@ -18,7 +18,9 @@ from jax_grpo.config.files import require_weights, weights_directory
 from jax_grpo.config.sections import EngineConfig
 from jax_grpo.evaluate import MODES, EvaluationError, endgame, short_games, tables
 from jax_grpo.evaluate.mates import PACKAGED_MATES, Mate, read_mates
+from jax_grpo.evaluate.puzzles import PACKAGED_PUZZLES, Puzzle, read_puzzles
 from jax_grpo.evaluate.selfplay import pgn
+from jax_grpo.evaluate.side_by_side import save_side_by_side
 from jax_grpo.evaluate.suites import ASKED, SUITES, BeginPart, Data, OurModel, Results, run_suites
 from jax_grpo.model.named import describe_model, load_named
 from jax_grpo.positions.dataset import PACKAGED_SOURCES, read_packaged
@@ -62,6 +64,7 @@ def evaluate(
             }
             for key, games in results.endgames.items()
         },
+        "boards": results.boards,
         "published": tables.published_figures(weights, settings),
     }
     return report, results
@@ -84,10 +87,12 @@ def _describe(data: Data, suites: Sequence[str]) -> dict[str, str]:
     if "strength" in suites:
         games = len({position.game for position in data.tables if position.game is not None})
         out["tables"] = f"{_counted(data.tables)}, {data.tables_of}, of {games:,} games"
+    if "puzzles" in suites:
+        out["puzzles"] = _counted(data.puzzles)
     return out
 
 
-def _counted(rows: Sequence[Position] | Sequence[Mate]) -> str:
+def _counted(rows: Sequence[Position] | Sequence[Mate] | Sequence[Puzzle]) -> str:
     """The checksum is of the rows as a set: their order does not matter to any number."""
     checksum = hashlib.sha256("\n".join(sorted(map(repr, rows))).encode()).hexdigest()[:12]
     return f"{len(rows):,} (checksum {checksum})"
@@ -127,7 +132,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     option("--out", type=Path, metavar="DIR", help="folder to write into")
     option("--suite", default="all", metavar="S", help=f"all, or of {suites} (default: all)")
     option("--positions", type=_count, metavar="N", help="first N of the data, and of the tables (1000; all tables)")
-    option("--data", metavar="FILE", help="file or set to ask about (default: the packaged held-out positions)")
+    data = "file or set to ask about; of the suite puzzles Lichess's CSV (default: the packaged held-out positions, mates in two)"
+    option("--data", metavar="FILE", help=data)
     option(
         "--tables", default=TABLES, metavar="SET", help=f"of the strength suite, a set or a file (default: {TABLES})"
     )
@@ -149,6 +155,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments.suite = list(SUITES) if arguments.suite == "all" else arguments.suite.split(",")
     if unknown := [name for name in arguments.suite if name not in SUITES]:
         parser.error(f"--suite {unknown[0]!r}: expected all, or of {', '.join(SUITES)}, with commas between")
+    # `all` asks the packaged puzzles beside any data, as its other suites are of positions.
+    named = "puzzles" in arguments.suite and arguments.suite != list(SUITES)
+    arguments.puzzles = Path(arguments.data) if named and arguments.data else PACKAGED_PUZZLES
+    if named and arguments.data and (others := {"policy", "environment"} & set(arguments.suite)):
+        parser.error(
+            f"--data {arguments.data}: puzzles and {min(others)} read other files; give each suite its own command"
+        )
     return arguments
 
 
@@ -170,8 +183,12 @@ def run(arguments: argparse.Namespace) -> list[Path]:
     if arguments.compare:
         reports = [tables.read_report(folder) for folder in arguments.compare]
         pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
-        texts = {"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports)}
-        return _write(texts, arguments.out or arguments.compare[1])
+        out = arguments.out or arguments.compare[1]
+        out.mkdir(parents=True, exist_ok=True)
+        pictures = save_side_by_side(reports, arguments.compare, out)
+        shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures)
+        texts = {"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports) + shown}
+        return _write(texts, out) + pictures
     require_weights(arguments.weights)
     arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
     with contextlib.ExitStack() as cleanup:
@@ -184,6 +201,8 @@ def run(arguments: argparse.Namespace) -> list[Path]:
         mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
         asked = positions[: arguments.positions or 1000]
         data = Data(asked, mates, arguments.games, arguments.half_moves, arguments.seed, engine, arguments.endgames)
+        if "puzzles" in suites:
+            data = dataclasses.replace(data, puzzles=read_puzzles(arguments.puzzles, arguments.positions or 1000))
         if "strength" in suites:
             data = dataclasses.replace(data, **_tables(arguments))
             if arguments.engine:

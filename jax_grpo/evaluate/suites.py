@@ -6,15 +6,16 @@ The generators are passed in, so that another implementation of the same model c
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import chess
 
 from jax_grpo.config.sections import TaskConfig
-from jax_grpo.evaluate import MODES, endgame, short_games, strength
+from jax_grpo.evaluate import MODES, endgame, puzzles, short_games, side_by_side, strength
 from jax_grpo.evaluate.mates import Mate, mate_rows
 from jax_grpo.evaluate.move_logps import move_logps
 from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
+from jax_grpo.evaluate.puzzles import Puzzle
 from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Estimate, summarise
 from jax_grpo.model.named import Policy
@@ -56,6 +57,7 @@ class Data:
     tables: Sequence[Position] = ()  # of the strength suite; each has every legal move's evaluation
     tables_of: str = ""  # which split they are, in words
     skill_zero: Player | None = None  # a reference player that needs an engine
+    puzzles: Sequence[Puzzle] = ()
 
 
 @dataclasses.dataclass
@@ -66,6 +68,7 @@ class Results:
     games: dict[str, list[Game]] = dataclasses.field(default_factory=dict)
     moves: dict[str, str] = dataclasses.field(default_factory=dict)
     endgames: dict[str, list[endgame.Ending]] = dataclasses.field(default_factory=dict)
+    boards: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # see `side_by_side.distribution`
 
     def add(self, prefix: str, estimates: Mapping[str, Estimate]) -> None:
         self.estimates |= {f"{prefix}/{path}": estimate for path, estimate in estimates.items()}
@@ -199,6 +202,7 @@ def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
         return [parse_answer("best_move", text).best for text in texts]
 
     logps = ask.move_logps(positions, steps("strength, likelihood of legal moves", len(positions)))
+    results.boards = [side_by_side.distribution(positions[i], logps[i]) for i in side_by_side.drawn(positions)]
     ranks = [strength.rank(*pair) for pair in zip(positions, logps, strict=True)]
     add("greedy", [[move] for move in asked("greedy")], ranks)
     moves = asked("samples")
@@ -215,6 +219,32 @@ def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
         add("label", [[position.best or ""] for position in positions], [{}] * len(positions))
 
 
+def _attempted(choose: Complete, count: int) -> puzzles.Answer:
+    """Moves of a generator that completes each prompt `count` times."""
+    task = policy_task("best_move")
+
+    def answer(positions: Sequence[Position], numbers: Sequence[int], step: int) -> list[list[str]]:
+        texts = choose([task.prompt(position, 0) for position in positions], numbers=numbers, step=step)
+        moves = [parse_answer("best_move", text).best for text in texts]
+        return [moves[i : i + count] for i in range(0, len(moves), count)]
+
+    return answer
+
+
+def _puzzles(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
+    asked = data.puzzles
+    ratings = [puzzle.rating for puzzle in asked if puzzle.rating is not None]
+    for mode, (kind, count) in {"greedy": ("greedy", 1), "sampled": ("samples", strength.SAMPLES)}.items():
+        tick = steps(f"puzzles, {mode}", max(len(puzzle.line) // 2 + 1 for puzzle in asked))
+        found = puzzles.attempts(asked, _attempted(ask("best_move", kind), count), count, tick)
+        rows = puzzles.puzzle_rows(found, count)
+        estimates = summarise(rows, puzzles.groups(asked))
+        if len(ratings) == len(asked):
+            solved = [own["solved"] / count for own in found]
+            estimates["all/rating"] = puzzles.fitted_rating(ratings, solved)
+        results.add(f"puzzles/lines/{mode}", estimates)
+
+
 ASKED = {"policy", "environment", "short_games"}  # suites that are about `Data.positions`
 SUITES = {
     "policy": _policy,
@@ -224,4 +254,5 @@ SUITES = {
     "endgame": _endgame,
     "short_games": _short_games,
     "strength": _strength,
+    "puzzles": _puzzles,
 }

@@ -78,6 +78,14 @@ SUITES = {  # by suite: name in evaluation.json, and words
         "pass_16": "pass@16",
         "tau": "Kendall's tau over legal moves",
     },
+    "puzzles": {
+        "solved": "whole line solved",
+        "pass_1": "whole line solved, pass@1",
+        "pass_16": "whole line solved, pass@16",
+        "first": "first move right",
+        "legal": "first move legal",
+        "rating": "puzzle rating",
+    },
 }
 PLAYERS = {  # of the strength suite, in words: the model's modes, and whom it stands beside
     "greedy": "**the model, greedy**",
@@ -90,7 +98,7 @@ PLAYERS = {  # of the strength suite, in words: the model's modes, and whom it s
 }
 REFERENCES = set(PLAYERS) - {"greedy", "sampled"}
 # Shown as they are; every other number is a share, in percent.
-PLAIN = {"centipawn_loss", "evaluation_error", "reward_error", "half_moves", "exact_states", "excess", "tau"}
+PLAIN = {"centipawn_loss", "evaluation_error", "reward_error", "half_moves", "exact_states", "excess", "tau", "rating"}
 TITLES = {
     "policy/full": "Policy, whole row (`M:` … `B:`)",
     "policy/best_move": "Policy, one move (`B:`)",
@@ -104,6 +112,7 @@ TITLES = {
     "short_games/random": "Three moves against random legal ones",
     "short_games/capture": "Three moves against greedy captures",
     "strength/tables": "Strength, by tables of all legal moves",
+    "puzzles/lines": "Puzzles, whole lines",
 }
 # What RookWorld's authors published of their 124M model: words, path in evaluation.json, percent.
 ROOKWORLD = (
@@ -283,9 +292,11 @@ def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _show(name: str, estimate: Mapping[str, Any] | None, sign: str = "") -> str:
     """`61.2 % [58.1, 64.2]`; a dash where nothing was measured. The name may be a path."""
-    if estimate is None or estimate["value"] is None:
+    if estimate is None:
         return "–"
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    if value is None:  # of a rating fitted to none or all solved there is a bound
+        return f"below {high:.0f}" if high is not None else f"above {low:.0f}" if low is not None else "–"
     plain = name.rpartition("/")[2] in PLAIN
     scale, digits, mark = (1, 2 if abs(value) < 10 else 1, "") if plain else (100, 1, " %")
 

@@ -92,3 +92,22 @@ def mating_moves(board: chess.Board) -> list[str]:
                 mates.append(move.uci())
             board.pop()
     return sorted(mates)
+
+
+def mating_keys(board: chess.Board) -> list[str]:
+    """UCI of every legal move that does not mate, but after which each of the opponent's moves can be answered by mate, sorted."""
+    keys = []
+    for move in list(board.legal_moves):
+        board.push(move)
+        defences = list(board.legal_moves)
+        if defences and all(_answered_by_mate(board, defence) for defence in defences):
+            keys.append(move.uci())
+        board.pop()
+    return sorted(keys)
+
+
+def _answered_by_mate(board: chess.Board, defence: chess.Move) -> bool:
+    board.push(defence)
+    mated = bool(mating_moves(board))
+    board.pop()
+    return mated

@@ -5,12 +5,14 @@ keeps the page small. Knows nothing of runs or evaluations.
 """
 
 import re
+from collections.abc import Callable, Collection, Mapping
 
 import chess
 import chess.svg
 
 MODEL, ILLEGAL, ENGINE = "#2563eb", "#dc2626", "#16a34a"
 LIGHT, DARK = "#f0e4d0", "#b9a284"
+UNSEEN = 0.02  # less likely moves have no arrow
 COLORS = {
     **{"square light": LIGHT, "square dark": DARK, "coord": "#8a8178"},
     **dict.fromkeys(["margin", "inner border", "outer border"], "#00000000"),
@@ -63,15 +65,52 @@ def draw_board(axis, board: chess.Board, model: str, engine: str, seen_from: che
     Moves are UCI, or any text, which has no arrow; with an empty one of the engine's the title speaks of the model alone.
     `seen_from` is the side below; None: the side to move.
     """
-    from matplotlib.patches import FancyArrowPatch, Rectangle  # slow to import, and the report draws without it
+    from matplotlib.patches import FancyArrowPatch  # slow to import, and the report draws without it
+
+    centre = _draw_pieces(axis, board, board.turn if seen_from is None else seen_from)
+    style = {"arrowstyle": "-|>", "mutation_scale": 14, "alpha": 0.8, "shrinkA": 4, "shrinkB": 2}
+    for who, move, color in _moves(board, model, engine):
+        if move is not None:
+            ends, width = (centre(move.from_square), centre(move.to_square)), {"engine": 5, "model": 2.5}[who]
+            axis.add_patch(FancyArrowPatch(*ends, color=color, linewidth=width, **style))
+    side = "White" if board.turn else "Black"
+    verdict = "best" if model == engine else "legal" if _legal(board, model) else "illegal"
+    beside = f", engine {engine}" if engine else ""
+    axis.set_title(f"{side} to move\nmodel {model or 'nothing'} ({verdict}){beside}", fontsize=8)
+
+
+def draw_distribution(axis, board: chess.Board, probabilities: Mapping[str, float], best: Collection[str]) -> None:
+    """A position on matplotlib's axis from the side to move, with an arrow for each move that is at all likely.
+
+    An arrow's width and opacity grow with the move's probability (UCI to probability; below `UNSEEN` there is none). The squares of
+    the best moves are framed in green. Has no title.
+    """
+    from matplotlib.patches import FancyArrowPatch, Rectangle
+
+    centre = _draw_pieces(axis, board, board.turn)
+    for uci in best:
+        move = chess.Move.from_uci(uci)
+        for square in (move.from_square, move.to_square):
+            x, y = centre(square)
+            axis.add_patch(Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=ENGINE, linewidth=2.5))
+    for uci, probability in sorted(probabilities.items(), key=lambda pair: pair[1]):
+        if probability >= UNSEEN:
+            move, share = chess.Move.from_uci(uci), probability**0.5  # small ones would not be told apart
+            style = {"arrowstyle": "-|>", "mutation_scale": 6 + 14 * share, "shrinkA": 4, "shrinkB": 2}
+            strength = {"alpha": 0.2 + 0.7 * share, "linewidth": 0.8 + 6 * share, "color": MODEL}
+            axis.add_patch(FancyArrowPatch(centre(move.from_square), centre(move.to_square), **style, **strength))
+
+
+def _draw_pieces(axis, board: chess.Board, seen_from: chess.Color) -> Callable[[int], tuple[float, float]]:
+    """Squares and pieces; returns where the centre of a square is."""
+    from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
 
     axis.set(xlim=(0, 8), ylim=(0, 8), aspect="equal")
-    flipped = (board.turn if seen_from is None else seen_from) == chess.BLACK
 
     def centre(square: int) -> tuple[float, float]:
         file, rank = chess.square_file(square), chess.square_rank(square)
-        return (7.5 - file, 7.5 - rank) if flipped else (file + 0.5, rank + 0.5)
+        return (7.5 - file, 7.5 - rank) if seen_from == chess.BLACK else (file + 0.5, rank + 0.5)
 
     for square in chess.SQUARES:
         x, y = centre(square)
@@ -82,12 +121,4 @@ def draw_board(axis, board: chess.Board, model: str, engine: str, seen_from: che
             style = {"color": "#ffffff" if piece.color else "#1c1917", "fontsize": 21, "fontfamily": "DejaVu Sans"}
             effects = [withStroke(linewidth=1.0, foreground="#1c1917")]
             axis.text(x, y - 0.04, GLYPHS[piece.symbol()], ha="center", va="center", path_effects=effects, **style)
-    style = {"arrowstyle": "-|>", "mutation_scale": 14, "alpha": 0.8, "shrinkA": 4, "shrinkB": 2}
-    for who, move, color in _moves(board, model, engine):
-        if move is not None:
-            ends, width = (centre(move.from_square), centre(move.to_square)), {"engine": 5, "model": 2.5}[who]
-            axis.add_patch(FancyArrowPatch(*ends, color=color, linewidth=width, **style))
-    side = "White" if board.turn else "Black"
-    verdict = "best" if model == engine else "legal" if _legal(board, model) else "illegal"
-    beside = f", engine {engine}" if engine else ""
-    axis.set_title(f"{side} to move\nmodel {model or 'nothing'} ({verdict}){beside}", fontsize=8)
+    return centre
