@@ -121,7 +121,7 @@ FAULTS = {
     "a group's samples share their random numbers": Fault("rollout/generate.py", "lambda g: jax.random.fold_in(key, g))", "lambda g: key)", "test_random_numbers.py"),
     "iterations share their random numbers": Fault("rollout/generate.py", "jax.random.fold_in(jax.random.key(seed), step)", "jax.random.key(seed)", "test_random_numbers.py"),
     "tokens share their random number": Fault("rollout/generate.py", "jax.random.fold_in(key, t), dtype", "jax.random.fold_in(key, 0), dtype", "test_random_numbers.py"),
-    "texts without their last token": Fault("rollout/generate.py", "tokenizer.decode(ids) for", "tokenizer.decode(ids[:-1]) for", "test_random_numbers.py"),
+    "texts without their last token": Fault("rollout/generate.py", "rule.text(ids, state, tokenizer) for", "rule.text(ids[:-1], state, tokenizer) for", "test_random_numbers.py"),
     "one token beyond a prompt's own cap": Fault("rollout/decoding.py", "(t >= prompts.cap_P)", "(t > prompts.cap_P)", "test_mixed.py -k own_cap"),
     "positions of sampled tokens one on": Fault("rollout/decoding.py", "prompts.length_PG + t - 1", "prompts.length_PG + t", "test_rollout.py -k sampling_logprobs"),
     "observations are trained on": Fault("programs.py", "mask_BS=rollout.completion_mask_PGC.reshape(rows)", "mask_BS=read_PGC.reshape(rows)", "test_episodes.py -k 'not_trained_on'"),

@@ -14,6 +14,7 @@ import numpy as np
 from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.positions.dataset import load_positions
 from jax_grpo.positions.position import Position
+from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.prompts.rows import load_prompts
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.imported import source_file, where
@@ -31,6 +32,7 @@ class Prompt:
     task: str = ""  # in a mixture, the name of the task that asks
     max_new_tokens: int | None = None  # its own cap, where it is below the run's
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the row of a user's file that asks
+    messages: Sequence[Mapping[str, Any]] | None = None  # that the text was made of; None: it was a text
 
 
 class TrainerState(NamedTuple):
@@ -47,9 +49,6 @@ class Logged(NamedTuple):
     extras: dict[str, list[Any]]  # by name, one value a completion
 
 
-READERS = {"positions": load_positions, "prompts": load_prompts}
-
-
 class Task(Protocol):
     """A verifiable task. `component_weights` lists every component, diagnostics with weight 0 included."""
 
@@ -57,10 +56,14 @@ class Task(Protocol):
     stop_rule: StopRule
     component_weights: Mapping[str, float]
     reads: Literal["positions", "prompts"] = "positions"  # what `prompts.source` has: `Position`s of chess, or `Row`s
+    chat: ChatTemplate | None = None  # what makes texts of messages; `make_task` gives it
+    answers: Sequence[str] = ()  # texts that a right completion may be: a tokenizer that cannot write one is refused
 
     def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
         """What the source and split of the config have, as a table of what `reads` says; its errors are ValueErrors."""
-        return READERS[self.reads](prompts, seed, cache)
+        if self.reads == "prompts":
+            return load_prompts(prompts, self.chat)
+        return load_positions(prompts, seed, cache)
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         """The prompt for a position, or a row; a function of its arguments alone."""
