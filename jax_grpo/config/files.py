@@ -46,6 +46,11 @@ def weights_directory(weights: str) -> Path:
     return exported if (exported / "config.json").is_file() else Path(weights)
 
 
+def tokenizer_path(name: str) -> Path:
+    """File or folder of what `model.tokenizer` names beside `gpt2` and `chess`; of a packaged model its own."""
+    return weights_directory(name) if name.startswith(PACKAGED) else Path(name)
+
+
 def require_weights(weights: str | None) -> None:
     """Refuses, with a ConfigError, a packaged model that is not there, and a folder without a model or exported weights."""
     if weights is None:

@@ -56,7 +56,7 @@ class ModelConfig(Section):
     """`packaged:rook-small`, a Hugging Face folder (safetensors), a run's folder, a checkpoint, or null: random weights of the
     sizes below."""
     tokenizer: str = "gpt2"
-    """`gpt2`, `chess`, a tokenizer.json of any kind, or a folder with one, or with vocab.json and merges.txt."""
+    """`gpt2`, `chess`, a tokenizer.json of any kind, a folder with one or with vocab.json and merges.txt, or `packaged:NAME`."""
     vocab_size: Count | None = None
     """With random weights; null: the tokenizer's."""
     num_layers: Count | None = None

@@ -15,7 +15,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from jax_grpo.config.files import CHAT_TEMPLATE, TOKENIZER_CONFIG, TOKENIZER_FILE, read_settings
+from jax_grpo.config.files import CHAT_TEMPLATE, TOKENIZER_CONFIG, TOKENIZER_FILE, read_settings, tokenizer_path
 from jax_grpo.model.tokenizer_file import (
     TokenizerError,
     TokenizerFile,
@@ -137,7 +137,7 @@ class Tokenizer:
         """
         if name_or_dir == "chess":
             return cls("chess", _byte_tokenizer())
-        folder = ASSETS / "gpt2" if name_or_dir == "gpt2" else Path(name_or_dir)
+        folder = ASSETS / "gpt2" if name_or_dir == "gpt2" else tokenizer_path(name_or_dir)
         if (folder / MARKER_FILE).is_file():
             return cls.load(json.loads((folder / MARKER_FILE).read_text())["name"])
         file = folder if folder.suffix == ".json" else folder / TOKENIZER_FILE

@@ -6,13 +6,12 @@ there have a day of their own), since a run that continues must ask what it aske
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
 from jinja2 import ext, nodes, sandbox
 
-from jax_grpo.config.files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_settings
+from jax_grpo.config.files import CHAT_TEMPLATE, TOKENIZER_CONFIG, read_settings, tokenizer_path
 
 Message = Mapping[str, Any]
 
@@ -25,7 +24,7 @@ class ChatTemplate:
     """The template of a tokenizer, as `model.tokenizer` names it; read when the first messages are rendered."""
 
     def __init__(self, tokenizer: str):
-        path = Path(tokenizer)
+        path = tokenizer_path(tokenizer)
         self._name, self._folder = tokenizer, path if path.is_dir() else path.parent
         self._compiled: jinja2.Template | None = None
         self._tokens: dict[str, str] = {}

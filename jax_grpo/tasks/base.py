@@ -182,8 +182,10 @@ def _checked(where: str, values: object, prompts: Sequence[Prompt], completions:
     values_B = values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     if values_B.shape != (count,):
         raise RewardError(f"{where} has shape {values_B.shape}; expected one number for each of the {count} samples")
-    if values_B.dtype.kind not in "fiub" or not np.isfinite(values_B).all():
-        for row, value in enumerate(values_B):
+    # A masked array's own `all` is not true where everything is masked: no row of this batch is what the component is about.
+    filled_B = np.ma.filled(values_B, 0)
+    if values_B.dtype.kind not in "fiub" or not np.isfinite(filled_B).all():
+        for row, value in enumerate(filled_B):
             if not (isinstance(value, int | float | np.number | np.bool_) and np.isfinite(value)):
                 sample = sample_text(prompts, completions, row)
                 raise RewardError(f"{where} is {value!r}; expected a finite number. {sample}")
