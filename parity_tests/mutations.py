@@ -196,7 +196,7 @@ FAULTS = {
     "a completion of messages is a text": Fault("tasks/rewards.py", "            text if prompt.messages is None else [", "            text if prompt.text else [", "test_messages.py -k trl_gives"),
     "a stop token is part of the text": Fault("tasks/stop.py", "return tokenizer.decode(ids[:-1])", "return text", "test_stop_tokens.py -k 'ends_a_completion or mixture'"),
     "every task's completions end at one's stop tokens": Fault("tasks/stop.py", "table_SV[stop.begin : stop.end, [", "table_SV[:, [", "test_stop_tokens.py -k mixture"),
-    "a component about no row of a batch is an error": Fault("tasks/base.py", "not np.isfinite(filled_B).all()", "not np.isfinite(values_B).all()", "test_lessons.py -k no_row_of_a_batch"),
+    "a component about no row of a batch is an error": Fault("tasks/base.py", "filled_B = np.ma.filled(values_B, 0)", "filled_B = values_B", "test_lessons.py -k no_row_of_a_batch"),
     "lessons follow all of it": Fault("tasks/instructions/lessons.py", "if rng.random() < followed]", "if rng.random() < 1 or followed]", "test_lessons.py -k asked_for"),
     # The reference: it must be as easy to break.
     "torch_ref: others' mean of all": Fault("torch_ref/advantages.py", "/ (reward_G.numel() - 1)", "/ reward_G.numel()", "test_parity.py -k 'option and leave'"),
