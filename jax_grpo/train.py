@@ -87,7 +87,7 @@ def train(
         if task is None and rewards is None:
             if config.update.micro_batches == "auto":
                 # Finding them compiles: bad code and bad data of the user's are told before.
-                with contextlib.closing(make_task(config.task)) as own:
+                with contextlib.closing(make_task(config.task, tokenizer=config.model.tokenizer)) as own:
                     own.read(config.prompts, config.seed, config.compilation_cache)
             config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
         changes = continuing.require_same_run(origin, config) if origin else []

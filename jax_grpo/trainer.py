@@ -24,6 +24,7 @@ from jax_grpo.objective import beyond_guardrail
 from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
 from jax_grpo.programs import context, make_programs, phase_flops, reference_copy, unscored, with_logps
+from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.report.records import distinct_share, episode_shares
 from jax_grpo.rollout.episodes import Episodes, Played, require_fitting_observations
 from jax_grpo.rollout.generate import (
@@ -102,11 +103,16 @@ class Trainer:
                 "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
             )
         self.config = config
-        self.task: Task = make_task(config.task, rewards) if task is None else require_task(task, "task")
+        if task is None:
+            self.task: Task = make_task(config.task, rewards, config.model.tokenizer)
+        else:
+            self.task = require_task(task, "task")
+            self.task.chat = self.task.chat or ChatTemplate(config.model.tokenizer)
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         self.tokenizer = self.policy.tokenizer
+        self.tokenizer.require_writable(self.task.answers, self.task.name)
         self._require_fitting_prompts()
         if isinstance(self.task, EpisodicTask):
             require_fitting_observations(self.task, self._prompts(0)[1], self.tokenizer, config.windows())
@@ -248,10 +254,8 @@ class Trainer:
         if isinstance(rollout, Played):
             judged, completions = rollout.episodes, [str(episode) for episode in rollout.episodes]
         else:
-            judged = completions = [
-                self.task.stop_rule.truncate(text, prompt.start_state)[0]
-                for prompt, text in zip(prompts, decode_completions(rollout, self.tokenizer), strict=True)
-            ]
+            states_B = [prompt.start_state for prompt in prompts]
+            judged = completions = decode_completions(rollout, self.tokenizer, self.task.stop_rule, states_B)
         ids = completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)
         components = checked_score(self.task, prompts, judged, ids, TrainerState(iteration, config.iterations))
         rewards_B = total_reward(components, self.task.component_weights)

@@ -96,7 +96,7 @@ def test_a_parquet_row_without_a_text_is_named(tmp_path):
     with pytest.raises(PromptFileError, match=r"d.parquet: row 1: prompt is None; expected a text"):
         load(tmp_path / "d.parquet")
     pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "d.parquet")
-    assert load(tmp_path / "d.parquet")[1] == ("b", {}), "no other column"
+    assert load(tmp_path / "d.parquet")[1] == Row("b", {}), "no other column"
 
 
 def test_a_tenth_is_held_out_by_the_prompts_text(tmp_path):
@@ -135,7 +135,7 @@ def test_an_evaluation_asks_what_the_run_does_not_train_on(tmp_path):
         task=rewarded(tmp_path), prompts={"source": source}, evaluation={"positions": 3, "source": str(own)}
     )
     held = heldout_positions(config, training, task.read)
-    assert held is not None and (held.positions, held.left_out) == ([("x", {"answer": 1, "level": None})], 1)
+    assert held is not None and (held.positions, held.left_out) == ([Row("x", {"answer": 1, "level": None})], 1)
     own.write_text('{"prompt": "x"}\n')
     with pytest.raises(ConfigError, match=r"right needs the column 'answer'; .*asked.jsonl has no other than prompt"):
         heldout_positions(config, training, task.read)

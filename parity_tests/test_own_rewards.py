@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jax_grpo.config import ConfigError
 from jax_grpo.config.sections import PromptsConfig, TaskConfig
+from jax_grpo.prompts.rows import Row
 from jax_grpo.report.records import sample_rows
 from jax_grpo.run.checkpoints import Origin
 from jax_grpo.run.resume import changed_code
@@ -192,7 +193,7 @@ def test_a_column_that_the_data_lack_is_refused_as_they_are_read(takes, words, t
     path = file_of(tmp_path, f"def reward({takes}):\n    return [0.0]\n")
     task = make_task(TaskConfig(name="prompts", rewards_from=[f"{path}:reward"]))
     if words is None:
-        assert task.read(prompts_file(tmp_path), 0, None)[0] == ("2+2=", {"answer": "4"})
+        assert task.read(prompts_file(tmp_path), 0, None)[0] == Row("2+2=", {"answer": "4"})
         return
     with pytest.raises(ConfigError, match=words):
         task.read(prompts_file(tmp_path), 0, None)

@@ -2,13 +2,13 @@
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.generate import Rollout, decode_completions, row_keys, uniforms
+from jax_grpo.tasks.stop import text_stop
 
 PROMPTS, GROUP, LENGTH = np.array([3, 8]), 3, 4
 
@@ -44,4 +44,4 @@ def test_texts_are_the_tokens_under_the_mask(name):
         ids_PGC[p, g, : len(encoded[p][g])] = encoded[p][g]
         mask_PGC[p, g, : len(encoded[p][g])] = 1
     rollout = Rollout(*map(jnp.asarray, (ids_PGC, mask_PGC)), jnp.zeros(mask_PGC.shape), jnp.ones((2, 2), bool))
-    assert jax.tree.leaves(decode_completions(rollout, tokenizer)) == [text for group in texts for text in group]
+    assert decode_completions(rollout, tokenizer, text_stop(), [0] * 4) == [text for group in texts for text in group]

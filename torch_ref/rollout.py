@@ -68,14 +68,11 @@ class Texts:
                 stop=StopTable(table_SV, self.task.stop_rule.accept, start_B),
                 generator=generator,
             )
-        texts = [
-            self.tokenizer.decode(ids[keep.bool()].tolist())
-            for ids, keep in zip(made.tokens_BC.cpu(), made.mask_BC.cpu(), strict=True)
-        ]
+        ids_BC = [ids[keep.bool()].tolist() for ids, keep in zip(made.tokens_BC.cpu(), made.mask_BC.cpu(), strict=True)]
         return Rollout(
             completions=[
-                self.task.stop_rule.truncate(text, prompt.start_state)[0]
-                for text, prompt in zip(texts, prompts, strict=True)
+                self.task.stop_rule.text(ids, prompt.start_state, self.tokenizer)
+                for ids, prompt in zip(ids_BC, prompts, strict=True)
             ],
             input_ids_BT=torch.cat([ids_BT, made.tokens_BC], 1),
             attention_mask_BT=torch.cat([mask_BT, made.mask_BC], 1),

@@ -61,12 +61,13 @@ class Trainer:
         model = choices.prepare(load_model(config, self.tokenizer), chosen)
         self.reference = copy.deepcopy(model).eval() if config.kl.beta > 0 else None
         self.state: TrainState = start(model, config, chosen.adamw)
-        self.task: Task = make_task(config.task)
+        self.task: Task = make_task(config.task, tokenizer=config.model.tokenizer)
         if isinstance(self.task, EpisodicTask):
             raise ConfigError(
                 f"task.name is {config.task.name}, whose completions are answered: torch_ref.train has one turn; train it with "
                 "jax_grpo.train, and compare the update on its record_batches with torch_ref.replay"
             )
+        self.tokenizer.require_writable(self.task.answers, self.task.name)
         self.texts = Texts(model, self.tokenizer, self.task, config)
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)
@@ -189,6 +190,11 @@ class Trainer:
 def load_model(config: Config, tokenizer: Tokenizer) -> GPT2:
     """The config's weights, or GPT-2's initialisation from its seed; its softmax is over the tokenizer's tokens."""
     model = _weights(config, tokenizer)
+    if model.config.vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.tokenizer {config.model.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "
+            f"{model.config.vocab_size}; use the tokenizer the weights were trained with"
+        )
     model.vocabulary = tokenizer.vocab_size
     return model
 

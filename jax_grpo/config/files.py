@@ -1,10 +1,13 @@
 """Do the files that a config names exist? Asked by the command line before anything is compiled, and not by the schema,
 so that a config for another machine can still be read, shown and compared.
 
-Knows what the folders that hold weights look like from outside, and where the packaged models are; reads no file's contents.
+Knows what the folders that hold weights look like from outside, and where the packaged models are; reads no file's contents,
+but for the JSON of a tokenizer's settings, where it is asked to.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 from jax_grpo.config.loading import ConfigError, did_you_mean
 from jax_grpo.config.sections import BUILT_IN_SOURCES
@@ -13,6 +16,21 @@ PACKAGED_MODELS = Path(__file__).parents[1] / "assets" / "models"
 PACKAGED = "packaged:"
 RUN_WEIGHTS = "weights"  # the folder of a finished run's exported weights, in its run folder
 MANIFEST = "manifest.json"  # the file that a complete checkpoint has
+# What Hugging Face's libraries call the files of a tokenizer.
+TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A file's JSON object, {} where there is no file; a ValueError names a file that is none."""
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}: {settings!r:.60}; expected an object")
+    return settings
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -26,6 +44,11 @@ def weights_directory(weights: str) -> Path:
         return PACKAGED_MODELS / weights.removeprefix(PACKAGED)
     exported = Path(weights) / RUN_WEIGHTS
     return exported if (exported / "config.json").is_file() else Path(weights)
+
+
+def tokenizer_path(name: str) -> Path:
+    """File or folder of what `model.tokenizer` names beside `gpt2` and `chess`; of a packaged model its own."""
+    return weights_directory(name) if name.startswith(PACKAGED) else Path(name)
 
 
 def require_weights(weights: str | None) -> None:

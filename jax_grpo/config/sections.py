@@ -56,7 +56,7 @@ class ModelConfig(Section):
     """`packaged:rook-small`, a Hugging Face folder (safetensors), a run's folder, a checkpoint, or null: random weights of the
     sizes below."""
     tokenizer: str = "gpt2"
-    """`gpt2`, `chess`, or a folder with vocab.json and merges.txt."""
+    """`gpt2`, `chess`, a tokenizer.json of any kind, a folder with one or with vocab.json and merges.txt, or `packaged:NAME`."""
     vocab_size: Count | None = None
     """With random weights; null: the tokenizer's."""
     num_layers: Count | None = None
@@ -251,6 +251,9 @@ class TaskConfig(Section):
     """`prompts`: one for each function; null: 1 for each (TRL: reward_weights)."""
     stop: list[Text] = []
     """`prompts`: texts before which a completion ends; end-of-text always ends it (TRL: generation_kwargs stop_strings)."""
+    stop_tokens: list[Any] = []
+    """`prompts`: tokens that end a completion too, by their text or id, such as ["<|im_end|>", 198] (TRL: generation_kwargs
+    eos_token_id); they are trained on, and no part of the text."""
     timeout_s: Positive = 60.0
     """`prompts`: seconds after which a reward function counts as hanging, and the run ends."""
 
@@ -264,8 +267,11 @@ class TaskConfig(Section):
             hint = f" Did you mean {close[0]}?" if close else ""
             yield f"task.name is {self.name!r}; expected {', '.join(TASK_NAMES)}, or my_module:MyTask.{hint}"
         if not self.asks_prompts():
-            for key, value in self._not_default("rewards_from", "reward_weights", "stop", "timeout_s"):
+            for key, value in self._not_default("rewards_from", "reward_weights", "stop", "stop_tokens", "timeout_s"):
                 yield f"task.{key} is {value!r}, which does nothing unless task.name is prompts; it is {self.name}"
+        for token in self.stop_tokens:
+            if isinstance(token, bool) or not isinstance(token, str | int) or token == "":
+                yield f"task.stop_tokens has {token!r}; expected texts of single tokens, or ids"
         if self.rewards is not None and (self.name == "prompts" or ":" in self.name):
             yield f"task.rewards is of built-in tasks; task.name {self.name} has weights of its own"
         if self.engine is not None and self.engine.multipv < 5:

@@ -1,7 +1,8 @@
-"""Both vocabularies as the files that `transformers.AutoTokenizer` reads, with the same ids and the same texts as `tokenizer`.
+"""Every vocabulary as the files that `transformers.AutoTokenizer` reads, with the same ids and the same texts as `tokenizer`.
 
-Ours expands a board's digits in Python; tokenizer.json holds rules only, so here the same is said in regular expressions. Differs
-on purpose in one text: `<|endoftext|>` spelled out is the special token there and plain text here.
+Our chess vocabulary expands a board's digits in Python; tokenizer.json holds rules only, so here the same is said in regular
+expressions. Differs on purpose in one text: `<|endoftext|>` spelled out is the special token there and plain text in "gpt2" and
+"chess". A tokenizer.json of the user's is written as it was read.
 """
 
 import functools
@@ -11,6 +12,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers
 
+from jax_grpo.config.files import TOKENIZER_CONFIG, TOKENIZER_FILE
 from jax_grpo.model.tokenizer import END_OF_TEXT, PIECE_OF_SQUARE, Tokenizer, chess_vocabulary
 
 # Board squares as characters that no text holds (a private plane), and the mark of where a board begins.
@@ -69,13 +71,17 @@ def save_for_transformers(tokenizer: Tokenizer, folder: Path, positions: int) ->
     """Writes tokenizer.json and tokenizer_config.json of a model of so many positions beside what `Tokenizer.save` writes."""
     tokenizer.save(folder)
     if tokenizer.name == "chess":
-        chess_backend().save(str(folder / "tokenizer.json"))
+        chess_backend().save(str(folder / TOKENIZER_FILE))
+    if tokenizer.file is None:
+        ends = {f"{kind}_token": END_OF_TEXT for kind in ("bos", "eos", "unk", "pad")}
+        own = ends | {"add_prefix_space": False}
+    else:  # what the file came with; another class may build other rules than the file's
+        own = {"pad_token": tokenizer.file.settings["eos_token"]} | dict(tokenizer.file.settings)
     settings = {
-        "tokenizer_class": {"chess": "PreTrainedTokenizerFast", "gpt2": "GPT2TokenizerFast"}[tokenizer.name],
-        **{f"{kind}_token": END_OF_TEXT for kind in ("bos", "eos", "unk", "pad")},
+        **own,
+        "tokenizer_class": "GPT2TokenizerFast" if tokenizer.name == "gpt2" else "PreTrainedTokenizerFast",
         "padding_side": "left",  # generation continues the right end
-        "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": positions,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.files import RUN_WEIGHTS, require_weights, weights_directory
+from jax_grpo.config.files import RUN_WEIGHTS, TOKENIZER_FILE, require_weights, weights_directory
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.model.tokenizer import MARKER_FILE, Tokenizer
@@ -110,7 +110,7 @@ def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | N
 
 
 def find_tokenizer(weights: str) -> str:
-    """The tokenizer that weights which are there were trained with: `chess`, `gpt2` or their own folder.
+    """The tokenizer that weights which are there were trained with: `chess`, `gpt2`, or their own folder, by what it holds.
 
     Raises:
         WeightsError: nothing in the folder says which.
@@ -118,12 +118,12 @@ def find_tokenizer(weights: str) -> str:
     folder = weights_directory(weights)
     if is_checkpoint(folder):
         return read_manifest(folder)["config"]["model"]["tokenizer"]
-    if any((folder / file).is_file() for file in (MARKER_FILE, "vocab.json")):
+    if any((folder / file).is_file() for file in (MARKER_FILE, "vocab.json", TOKENIZER_FILE)):
         return str(folder)
     if (vocabulary := read_config(folder).vocab_size) == GPT2_VOCABULARY:
         return "gpt2"
     raise WeightsError(
-        f"{folder} has no tokenizer (vocab.json and merges.txt, or {MARKER_FILE}) and its vocabulary of "
+        f"{folder} has no tokenizer (vocab.json and merges.txt, {TOKENIZER_FILE}, or {MARKER_FILE}) and its vocabulary of "
         f"{vocabulary} is not GPT-2's {GPT2_VOCABULARY}; put the tokenizer's files beside the weights"
     )
 

@@ -47,6 +47,7 @@ class Player:
     def __init__(self, weights: str, tokenizer: str | None = None, style: str = "best_move"):
         self._style, self.task = style, policy_task(style)
         self.policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + CAPS[style])
+        self.policy.tokenizer.require_writable(self.task.answers, self.task.name)
         self._texts = Texts(self.policy.tokenizer, self.task.stop_rule, CAPS[style])
         self._generate: dict[Sampling, Callable[..., Any]] = {}
         self._score = make_score(self.policy.graphdef, self.policy.tokenizer.vocab_size)

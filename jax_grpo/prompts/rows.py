@@ -1,10 +1,12 @@
-"""Rows of a user's file: a `prompt` each, and other columns that reach the reward as they are.
+"""Rows of a user's file: a `prompt` each, or `messages`, and other columns that reach the reward as they are.
 
 Sources: JSONL, CSV, Parquet, or a folder that Hugging Face's `datasets` saved (`Dataset.save_to_disk`). A tenth of the prompts
-is held out by a hash of the prompt's text, so that no text is in both splits. Every bad row is one clear error.
+is held out by a hash of the prompt's text, so that no text is in both splits; messages have the text that their chat template
+makes of them. Every bad row is one clear error.
 """
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +19,10 @@ from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.positions.dataset import of_split
 from jax_grpo.positions.position import digest
 from jax_grpo.positions.table import Rows, read_parquet
+from jax_grpo.prompts.chat import ChatTemplate, ChatTemplateError, messages_of
 from jax_grpo.system.whole_files import file_hash
 
-PROMPT = "prompt"
+PROMPT, MESSAGES = "prompt", "messages"  # TRL has both kinds in a column called prompt; so may a row here
 FORMATS = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 # Of a folder that `datasets` saved: what names its Arrow files, or says that it holds several such folders.
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -30,14 +33,18 @@ class PromptFileError(ValueError):
 
 
 class Row(NamedTuple):
-    """One row of a file: its prompt, and every other column of the file (None where the row has none)."""
+    """One row of a file: its prompt's text, every other column of the file (None where the row has none), and its messages."""
 
     prompt: str
     columns: Mapping[str, Any]
+    messages: Sequence[Mapping[str, Any]] | None = None  # that the prompt is the text of
 
 
 class PromptTable(Rows[Row]):
-    """Rows in the order of their source; `columns` are the names of all but the prompt, `identity` is of the source's bytes."""
+    """Rows in the order of their source; `columns` are the names of all but the prompt and messages, `columns_of` has all of a row.
+
+    `identity` is of the source's bytes.
+    """
 
     noun = "prompts"
 
@@ -56,7 +63,10 @@ class PromptTable(Rows[Row]):
         return len(self._prompts)
 
     def row(self, index: int) -> Row:
-        return Row(self._prompts[index], self._columns_of(index))
+        columns = dict(self._columns_of(index))
+        asked = columns.pop(PROMPT, None), columns.pop(MESSAGES, None)
+        messages = next((messages_of(value) for value in asked if isinstance(value, list)), None)
+        return Row(self._prompts[index], columns, messages)
 
     def keys(self) -> np.ndarray:
         """64 bits of each prompt's text, which its split is taken from."""
@@ -70,15 +80,45 @@ class PromptTable(Rows[Row]):
         return PromptTable(prompts, self.columns, lambda i: self._columns_of(numbers[i]), identity, apart)
 
 
-def load_prompts(config: PromptsConfig, seed: int = 0, cache: str | None = None) -> PromptTable:
-    """Rows of the config's source and split, or a PromptFileError; `seed` and `cache` are for sources of positions."""
+def load_prompts(config: PromptsConfig, chat: ChatTemplate | None = None) -> PromptTable:
+    """Rows of the config's source and split, messages rendered by `chat`, or a PromptFileError."""
     path = Path(config.source)
-    return of_split(_read(path, config.format), path, config.split, "prompt", PromptFileError)
+    return of_split(_read(path, config.format, _Texts(chat)), path, config.split, "prompt", PromptFileError)
 
 
-def _read(path: Path, file_format: str) -> PromptTable:
+class _Texts:
+    """The text of each row's prompt or messages."""
+
+    def __init__(self, chat: ChatTemplate | None):
+        self._chat, self._rendered = chat, False
+
+    def __call__(self, place: str, row: Mapping[str, Any]) -> str:
+        prompt, messages = row.get(PROMPT), row.get(MESSAGES)
+        if prompt is not None and messages is not None:
+            raise PromptFileError(f"{place}: it has {PROMPT!r} and {MESSAGES!r}; expected one of the two")
+        if messages is None and not isinstance(prompt, list):
+            return _prompt(prompt, place, row)
+        if self._chat is None:
+            raise PromptFileError(
+                f"{place}: messages need a chat template, and there is no tokenizer here that has one"
+            )
+        try:
+            text = self._chat.render(messages_of(prompt if messages is None else messages))
+        except ChatTemplateError as error:
+            raise PromptFileError(f"{place}: {error}") from error
+        self._rendered = True
+        return _prompt(text, f"{place}: of what the chat template makes", {PROMPT: text})
+
+    def identity(self, source: str) -> str:
+        """Of the prompts of a source with this identity: messages are what their template makes of them."""
+        if not self._rendered or self._chat is None:
+            return source
+        return f"{source}; chat template {hashlib.sha256(self._chat.source.encode()).hexdigest()}"
+
+
+def _read(path: Path, file_format: str, texts: _Texts) -> PromptTable:
     if (path / STATE).is_file():
-        return _of_arrow(path, *_saved_dataset(path))
+        return _of_arrow(path, *_saved_dataset(path), texts)
     if path.is_dir():
         found = sorted(str(part.parent) for part in path.glob(f"*/{STATE}")) if (path / SPLITS).is_file() else []
         hint = f" It holds several data sets; give one: {', '.join(found)}" if found else ""
@@ -93,13 +133,13 @@ def _read(path: Path, file_format: str) -> PromptTable:
     identity = f"sha256:{file_hash(path)}"
     if kind == "parquet":
         try:
-            return _of_arrow(path, read_parquet(path), identity)
+            return _of_arrow(path, read_parquet(path), identity, texts)
         except pa.ArrowException as error:
             raise PromptFileError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from error
-    return (_of_jsonl if kind == "jsonl" else _of_csv)(path, identity)
+    return _of_jsonl(path, identity, texts) if kind == "jsonl" else _of_csv(path, identity)
 
 
-def _of_jsonl(path: Path, identity: str) -> PromptTable:
+def _of_jsonl(path: Path, identity: str, texts: _Texts) -> PromptTable:
     """The lines are kept as text, and parsed again when they are drawn."""
     lines, prompts, names = [], [], {}
     for number, line in _text_lines(path):
@@ -107,27 +147,30 @@ def _of_jsonl(path: Path, identity: str) -> PromptTable:
             continue
         place = f"{path}:{number}"
         try:
-            pairs = json.loads(line, object_pairs_hook=_Pairs)
+            row = json.loads(line, object_pairs_hook=_Object)
         except (ValueError, RecursionError) as error:
             raise PromptFileError(f"{place}: {line.strip()[:60]!r} is not JSON ({error})") from error
-        if not isinstance(pairs, _Pairs):
+        if not isinstance(row, _Object):
             raise PromptFileError(f"{place}: {line.strip()[:60]!r}; expected an object")
-        _require_single([name for name, _ in pairs], place)
-        row = dict(pairs)
-        prompts.append(_prompt(row.get(PROMPT), place, row))
+        _require_single(row.names, place)
+        prompts.append(texts(place, row))
         lines.append(line)
         names |= dict.fromkeys(row)
-    others = [name for name in names if name != PROMPT]
+    others = [name for name in names if name not in (PROMPT, MESSAGES)]
 
     def columns_of(index: int) -> dict[str, Any]:
         row = json.loads(lines[index])
-        return {name: row.get(name) for name in others}
+        return row | {name: row.get(name) for name in others}
 
-    return PromptTable(prompts, others, columns_of, identity)
+    return PromptTable(prompts, others, columns_of, texts.identity(identity))
 
 
-class _Pairs(list):
-    """What stands in a JSON object, a name that is there twice included."""
+class _Object(dict):
+    """A JSON object, with the names that stand in it, one that is there twice included."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]):
+        super().__init__(pairs)
+        self.names = [name for name, _ in pairs]
 
 
 def _of_csv(path: Path, identity: str) -> PromptTable:
@@ -137,6 +180,10 @@ def _of_csv(path: Path, identity: str) -> PromptTable:
         names, rows = next(reader, []), []
         if names and PROMPT not in names:
             raise PromptFileError(f"{path}:1: columns {', '.join(names)}; expected one called {PROMPT!r}")
+        if MESSAGES in names:
+            raise PromptFileError(
+                f"{path}:1: {MESSAGES!r} are lists, which CSV has none of; expected .jsonl or .parquet"
+            )
         _require_single(names, f"{path}:1")
         for values in reader:
             place = f"{path}:{reader.line_num}"
@@ -152,15 +199,16 @@ def _of_csv(path: Path, identity: str) -> PromptTable:
     return PromptTable(prompts, others, rows.__getitem__, identity)
 
 
-def _of_arrow(path: Path, table: pa.Table, identity: str) -> PromptTable:
+def _of_arrow(path: Path, table: pa.Table, identity: str, texts: _Texts) -> PromptTable:
     names = table.column_names
-    if PROMPT not in names:
-        raise PromptFileError(f"{path}: columns {', '.join(names)}; expected one called {PROMPT!r}")
+    asked = [name for name in (PROMPT, MESSAGES) if name in names]
+    if not asked:
+        raise PromptFileError(f"{path}: columns {', '.join(names)}; expected one called {PROMPT!r}, or {MESSAGES!r}")
     _require_single(names, str(path))
     table = table.combine_chunks()  # one chunk a column: a row is found without a search
-    prompts = [_prompt(text, f"{path}: row {i}", {PROMPT: text}) for i, text in enumerate(table[PROMPT].to_pylist())]
-    rest = table.drop_columns(PROMPT)
-    return PromptTable(prompts, rest.column_names, lambda i: (rest.slice(i, 1).to_pylist() or [{}])[0], identity)
+    prompts = [texts(f"{path}: row {i}", row) for i, row in enumerate(table.select(asked).to_pylist())]
+    others = [name for name in names if name not in asked]
+    return PromptTable(prompts, others, lambda i: table.slice(i, 1).to_pylist()[0], texts.identity(identity))
 
 
 def _saved_dataset(path: Path) -> tuple[pa.Table, str]:
@@ -202,4 +250,4 @@ def _prompt(value: object, place: str, row: Mapping[str, Any]) -> str:
             ) from None
         return value
     have = f"it has {', '.join(row) or 'nothing'}" if PROMPT not in row else f"{PROMPT} is {value!r:.80}"
-    raise PromptFileError(f"{place}: {have}; expected a text that is not empty as {PROMPT!r}")
+    raise PromptFileError(f"{place}: {have}; expected a text that is not empty as {PROMPT!r}, or {MESSAGES!r}")

@@ -131,8 +131,9 @@ class Episodes(NamedTuple):
 
     def _answers(self, rows: Sequence[Prompt], live: Mapping[int, Episode], rollout: Rollout) -> dict[int, str]:
         """Observations by row. Episodes have a turn more, and know whether they are done and were cut."""
-        texts, stopped_B = decode_completions(rollout, self.tokenizer), np.asarray(rollout.stopped_PG).reshape(-1)
-        said = {row: self.task.stop_rule.truncate(texts[row], rows[row].start_state)[0] for row in live}
+        stopped_B, states_B = np.asarray(rollout.stopped_PG).reshape(-1), [prompt.start_state for prompt in rows]
+        texts = decode_completions(rollout, self.tokenizer, self.task.stop_rule, states_B)
+        said = {row: texts[row] for row in live}
         answers = checked_steps(self.task, rows, live, list(said.values()))
         for (row, episode), (observation, done) in zip(live.items(), answers, strict=True):
             episode.turns.append(Turn(said[row], observation))

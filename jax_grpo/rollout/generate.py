@@ -17,6 +17,7 @@ from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.decoding import Decoder, DecodingSettings, Progress, Prompts
+from jax_grpo.tasks.stop import StopRule
 
 PROMPT_MULTIPLE = 16  # prompts are padded to a multiple of this many tokens, which bounds recompilation
 
@@ -179,9 +180,10 @@ def _cast_matrices(params: nnx.State, dtype: jnp.dtype) -> nnx.State:
     return nnx.from_flat_state([(path, cast(path, leaf)) for path, leaf in nnx.to_flat_state(params)])
 
 
-def decode_completions(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
-    """Texts of the P * G completions, row by row, up to and including the token that ended each."""
-    return [tokenizer.decode(ids) for ids in completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)]
+def decode_completions(rollout: Rollout, tokenizer: Tokenizer, rule: StopRule, states_B: Sequence[int]) -> list[str]:
+    """Texts of the P * G completions, row by row, without their stops; `states_B` are those that the rule begins in."""
+    rows = completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)
+    return [rule.text(ids, state, tokenizer) for ids, state in zip(rows, states_B, strict=True)]
 
 
 def completion_ids(completion_ids_PGC: jax.Array, completion_mask_PGC: jax.Array) -> list[list[int]]:

@@ -86,9 +86,9 @@ class Texts(NamedTuple):
         numbers_P, caps_P = np.array(numbers, np.int32), caps(prompts, self.max_new_tokens)
         asked = tokens.ids_PT[rows], tokens.mask_PT[rows], states[rows], numbers_P[rows]
         rollout = program(params, *asked, seed, jnp.int32(step), caps_P[rows])
-        asked_of = [prompt for prompt in prompts for _ in range(rollout.completion_ids_PGC.shape[1])]
-        texts = generate.decode_completions(rollout, self.tokenizer)[: len(asked_of)]
-        return [self.stop_rule.truncate(t, p.start_state)[0] for t, p in zip(texts, asked_of, strict=True)]
+        samples = rollout.completion_ids_PGC.shape[1]
+        states_B = np.repeat(states[rows], samples).tolist()
+        return generate.decode_completions(rollout, self.tokenizer, self.stop_rule, states_B)[: len(prompts) * samples]
 
 
 def _checksums(texts: Sequence[str]) -> list[int]:

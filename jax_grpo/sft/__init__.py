@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on rows of both tasks: the start that reinforcement learning needs.
+"""Supervised fine-tuning on rows of the tasks, and a vocabulary for one of them: the start that reinforcement learning needs.
 
 Owns the rows and the loop over them. Knows nothing of rewards; nobody imports it.
 """

@@ -1,9 +1,9 @@
-"""Supervised warm start: teaches a model the rules and RookWorld's formats before GRPO.
+"""Supervised warm start: teaches a model the rules and RookWorld's formats, or to read instructions, before GRPO.
 
     python -m jax_grpo.sft --config configs/sft_rook_small.yaml
 
 Stages run one after another, each with its own learning rate and mixture of rows. Writes a Hugging Face folder of weights,
-`sft.jsonl` (loss by step) and `provenance.json`. This is how the packaged small model was made.
+`sft.jsonl` (loss by step) and `provenance.json`. This is how packaged models are made.
 """
 
 import argparse
@@ -39,8 +39,17 @@ from jax_grpo.positions.rookworld import PolicyRow, format_policy_row, policy_pr
 from jax_grpo.system.compilation import training_options
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.tasks.environment import draw_move, next_state
+from jax_grpo.tasks.instructions.lessons import FOLLOWED, lesson
 
-KINDS = ("legal_moves", "best_move", "policy", "environment")  # the first teaches the rules faster than one move can
+GAMES, LABELS = "random games (python-chess)", "the packaged positions labelled by Stockfish"
+DATA = {  # the first teaches the rules faster than one move can
+    "legal_moves": GAMES,
+    "best_move": LABELS,
+    "policy": LABELS,
+    "environment": GAMES,
+    "instructions": "prompts and answers drawn by jax_grpo.tasks.instructions",
+}
+KINDS = tuple(DATA)
 LENGTH_MULTIPLE = 32  # batches are padded to a multiple, so that only a few shapes are compiled
 CHUNK_BATCHES = 16  # rows are sorted by length within this many batches
 LOG_EVERY = 20  # steps between lines of `sft.jsonl`
@@ -63,7 +72,10 @@ class Stage(pydantic.BaseModel, extra="forbid", frozen=True):
 
 
 class SFTConfig(pydantic.BaseModel, extra="forbid", frozen=True):
-    """Config of the warm start. `weights` (see `model.named`) are continued from; otherwise the sizes make a new model."""
+    """Config of the warm start. `weights` (see `model.named`) are continued from; otherwise the sizes make a new model.
+
+    `followed` is the share of its prompt's instructions that an answer follows.
+    """
 
     out: str
     stages: list[Stage]
@@ -78,6 +90,7 @@ class SFTConfig(pydantic.BaseModel, extra="forbid", frozen=True):
     warmup_steps: int = 100
     weight_decay: float = 0.01
     compute_dtype: str = "float32"
+    followed: float = pydantic.Field(default=FOLLOWED, ge=0, le=1)
 
     def steps(self, stage: Stage) -> int:
         """Updates of a stage."""
@@ -117,7 +130,9 @@ def environment_row(board: chess.Board, rng: random.Random) -> Row:
     return Row(state_prompt(board.fen(), move.uci(), recent_moves(board)), next_state(board, move))
 
 
-def rows(mixture: dict[str, float], positions: Sequence[Position], rng: random.Random) -> Iterator[Row]:
+def rows(
+    mixture: dict[str, float], positions: Sequence[Position], rng: random.Random, followed: float = FOLLOWED
+) -> Iterator[Row]:
     """Endless rows, each kind (see `KINDS`) drawn with its weight; `best_move` and `policy` need labelled positions."""
     boards = random_positions(rng)
 
@@ -129,6 +144,7 @@ def rows(mixture: dict[str, float], positions: Sequence[Position], rng: random.R
         "best_move": lambda: best_move_row(rng.choice(positions)),
         "policy": lambda: policy_row(rng.choice(positions), rng),
         "environment": lambda: environment_row(board(), rng),
+        "instructions": lambda: Row(*lesson(rng.getrandbits(64), followed)),
     }
     kinds, weights = list(mixture), list(mixture.values())
     while True:
@@ -204,7 +220,10 @@ def train(config: SFTConfig) -> Path:
         for number, stage in enumerate(config.stages):
             steps = config.steps(stage)
             bar = progress.add_task(f"stage {number}", total=steps)
-            examples, context = rows(stage.mixture, positions, rng), architecture.max_position_embeddings
+            examples, context = (
+                rows(stage.mixture, positions, rng, config.followed),
+                architecture.max_position_embeddings,
+            )
             for batch in itertools.islice(batches(examples, tokenizer, config.batch_size, context, rng), steps):
                 params, opt_state, loss = step(params, opt_state, *batch)
                 done += 1
@@ -221,7 +240,7 @@ def train(config: SFTConfig) -> Path:
         "config": config.model_dump(),
         "seconds": round(time.time() - started),
         "rows": done * config.batch_size,
-        "data": "random games (python-chess) and the packaged positions labelled by Stockfish",
+        "data": " and ".join(dict.fromkeys(DATA[kind] for stage in config.stages for kind in stage.mixture)),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }

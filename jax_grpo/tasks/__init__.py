@@ -9,6 +9,7 @@ from typing import Any
 
 from jax_grpo.config import ConfigError
 from jax_grpo.config.sections import OwnPart, TaskConfig
+from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask
 from jax_grpo.tasks.episodes import EpisodicTask
@@ -33,8 +34,12 @@ TASKS = {
 NEEDED = ("name", "stop_rule", "component_weights", "prompt", "score")
 
 
-def make_task(config: TaskConfig, rewards: Sequence[Callable[..., Any]] | None = None) -> Task:
+def make_task(
+    config: TaskConfig, rewards: Sequence[Callable[..., Any]] | None = None, tokenizer: str | None = None
+) -> Task:
     """The task that the config names, or the mixture of those it lists; `rewards` are functions for `prompts`.
+
+    `tokenizer` is `model.tokenizer`, whose chat template messages are rendered by.
 
     See `with_overrides` and `RewardsTask` for what is refused.
 
@@ -44,13 +49,14 @@ def make_task(config: TaskConfig, rewards: Sequence[Callable[..., Any]] | None =
     """
     if rewards is not None and not config.asks_prompts():
         raise ConfigError("rewards: functions reward the prompts of task.name prompts, and no other task's")
+    chat = None if tokenizer is None else ChatTemplate(tokenizer)
     if config.mixture is None:
-        return _own(config.name, "task.name") if ":" in config.name else _built_in(config, rewards)
+        return _with(chat, _own(config.name, "task.name") if ":" in config.name else _built_in(config, rewards))
     tasks: dict[str, Task] = {}
     for name, part in config.mixture.parts.items():
         alone = config.model_copy(update={"name": name, "rewards": part.rewards, "mixture": None})
         own = isinstance(part, OwnPart)
-        tasks[name] = _own(part.task, f"task.mixture.{name}.task") if own else _built_in(alone, rewards)
+        tasks[name] = _with(chat, _own(part.task, f"task.mixture.{name}.task") if own else _built_in(alone, rewards))
         if isinstance(tasks[name], EpisodicTask):
             kind = type(tasks[name]).__qualname__
             raise ConfigError(
@@ -70,6 +76,11 @@ def require_task(task: Any, place: str) -> Task:
         if getattr(type(task), name, None) is getattr(base, name, None) and name not in vars(task)
     ]:
         raise ImportedError(f"{place}: {type(task).__qualname__} has no {', '.join(missing)}")
+    return task
+
+
+def _with(chat: ChatTemplate | None, task: Task) -> Task:
+    task.chat = chat
     return task
 
 

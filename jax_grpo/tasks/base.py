@@ -14,6 +14,7 @@ import numpy as np
 from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.positions.dataset import load_positions
 from jax_grpo.positions.position import Position
+from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.prompts.rows import load_prompts
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.imported import source_file, where
@@ -31,9 +32,9 @@ class Prompt:
     task: str = ""  # in a mixture, the name of the task that asks
     max_new_tokens: int | None = None  # its own cap, where it is below the run's
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the row of a user's file that asks
-    draw: tuple[
-        int, ...
-    ] = ()  # of an episode: (seed, iteration, prompt, sample), which tell it from all others of the run
+    # Of an episode: (seed, iteration, prompt, sample), which tell it from all others of the run.
+    draw: tuple[int, ...] = ()
+    messages: Sequence[Mapping[str, Any]] | None = None  # that the text was made of; None: it was a text
 
 
 class TrainerState(NamedTuple):
@@ -50,9 +51,6 @@ class Logged(NamedTuple):
     extras: dict[str, list[Any]]  # by name, one value a completion
 
 
-READERS = {"positions": load_positions, "prompts": load_prompts}
-
-
 class Task(Protocol):
     """A verifiable task. `component_weights` lists every component, diagnostics with weight 0 included."""
 
@@ -60,10 +58,14 @@ class Task(Protocol):
     stop_rule: StopRule
     component_weights: Mapping[str, float]
     reads: Literal["positions", "prompts"] = "positions"  # what `prompts.source` has: `Position`s of chess, or `Row`s
+    chat: ChatTemplate | None = None  # what makes texts of messages; `make_task` gives it
+    answers: Sequence[str] = ()  # texts that a right completion may be: a tokenizer that cannot write one is refused
 
     def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
         """What the source and split of the config have, as a table of what `reads` says; its errors are ValueErrors."""
-        return READERS[self.reads](prompts, seed, cache)
+        if self.reads == "prompts":
+            return load_prompts(prompts, self.chat)
+        return load_positions(prompts, seed, cache)
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         """The prompt for a position, or a row; a function of its arguments alone."""
@@ -182,8 +184,10 @@ def _checked(where: str, values: object, prompts: Sequence[Prompt], completions:
     values_B = values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     if values_B.shape != (count,):
         raise RewardError(f"{where} has shape {values_B.shape}; expected one number for each of the {count} samples")
-    if values_B.dtype.kind not in "fiub" or not np.isfinite(values_B).all():
-        for row, value in enumerate(values_B):
+    # A masked array's own `all` is not true where everything is masked: no row of this batch is what the component is about.
+    filled_B = np.ma.filled(values_B, 0)
+    if values_B.dtype.kind not in "fiub" or not np.isfinite(filled_B).all():
+        for row, value in enumerate(filled_B):
             if not (isinstance(value, int | float | np.number | np.bool_) and np.isfinite(value)):
                 sample = sample_text(prompts, completions, row)
                 raise RewardError(f"{where} is {value!r}; expected a finite number. {sample}")

@@ -85,6 +85,7 @@ class EnvironmentTask(Task):
         self._illegal_fraction = config.illegal_fraction
         self.component_weights = with_overrides(self.name, WEIGHTS, config.rewards)
         self.stop_rule = environment_stop()
+        self.answers = [next_state(chess.Board(), chess.Move.from_uci("e2e4"))]
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         board, uci, answer = chess.Board(position.fen), position.move, position.next_state

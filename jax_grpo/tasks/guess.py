@@ -53,7 +53,7 @@ class GuessTask(EpisodicTask):
     def __init__(self, config: TaskConfig):
         self._most, self._guesses = config.guess_numbers, config.episode.turns if config.episode else 1
         self.component_weights = with_overrides(self.name, WEIGHTS, config.rewards)
-        self.stop_rule = number_stop()
+        self.stop_rule, self.answers = number_stop(), [str(number + 1) for number in range(self._most)]
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         """The same text for all; the position only counts the prompts."""

@@ -33,6 +33,7 @@ class MixedTask(Task):
         self._shared = [name for name, part in parts.items() if part.own_source is None]  # ask about rows of `SHARED`
         rule, offsets = union([task.stop_rule for task in tasks.values()])
         self.stop_rule, self._offsets = rule, dict(zip(tasks, offsets, strict=True))
+        self.answers = [answer for task in tasks.values() for answer in task.answers]
         self.component_weights = {
             f"{name}/{component}": weight
             for name, task in tasks.items()

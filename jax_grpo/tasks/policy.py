@@ -32,6 +32,7 @@ WEIGHTS = {
 # Components of runs that ask for them: they need positions with every legal move's evaluation, or exact ones.
 VALUE, TECHNIQUE = "value", "technique"
 KEPT = 0.7  # of `technique`'s reward, for each move by which the mate is put off
+ANSWERS = {"full": (" e2e4 g1f3    E: 0.35 -1.2    B: e2e4",), "best_move": (" e2e4", " a7a8q")}
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
 
@@ -90,7 +91,7 @@ class PolicyTask(Task):
         asked = ((VALUE, self._values), (TECHNIQUE, self._technique))
         weights = WEIGHTS[self._style] | {name: 0.0 for name, wanted in asked if wanted}
         self.component_weights = with_overrides(self.name, weights, config.rewards)
-        self.stop_rule = policy_stop()
+        self.stop_rule, self.answers = policy_stop(), ANSWERS[self._style]
         self._engine = EnginePool(config.engine) if config.engine else None
 
     def close(self) -> None:

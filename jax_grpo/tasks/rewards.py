@@ -4,7 +4,8 @@
 
 A function is called by name with what it takes of: `prompts` and `completions` (texts), `completion_ids` (lists of token ids),
 every other column of the file (lists, one value a completion), `trainer_state` (`TrainerState`), `log_metric(name, value)` and
-`log_extra(column, values)`. None says that a function is not about that row. Functions may be coroutines.
+`log_extra(column, values)`. None says that a function is not about that row. Functions may be coroutines. Where a row has messages,
+its prompt is they, and its completion a list of one message of the assistant's, as in TRL.
 """
 
 import math
@@ -21,7 +22,7 @@ from jax_grpo.prompts.rows import PromptTable, Row
 from jax_grpo.tasks.base import Logged, Prompt, RewardError, Task, TrainerState, sample_text
 from jax_grpo.tasks.functions import Calls, Function, Reward, named
 from jax_grpo.tasks.imported import imported, where
-from jax_grpo.tasks.stop import text_stop
+from jax_grpo.tasks.stop import text_stop, with_tokens
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")  # beside the columns
 
@@ -54,7 +55,7 @@ class RewardsTask(Task):
             names = ", ".join(reward.name for reward in self._rewards)
             raise ConfigError(f"task.reward_weights has {len(weights)} numbers; expected one for each of {names}")
         self.component_weights = {reward.name: weight for reward, weight in zip(self._rewards, weights, strict=True)}
-        self.stop_rule = text_stop(*config.stop)
+        self.stop_rule = with_tokens(text_stop(*config.stop), config.stop_tokens)
         self._calls, self._timeout_s = Calls(config.timeout_s), config.timeout_s
         self.begin(TrainerState(0, 0), ())
 
@@ -73,7 +74,7 @@ class RewardsTask(Task):
         return table
 
     def prompt(self, row: Row, seed: int) -> Prompt:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Prompt(row.prompt, 0, columns=row.columns)
+        return Prompt(row.prompt, 0, columns=row.columns, messages=row.messages)
 
     def begin(self, state: TrainerState, completion_ids: Sequence[Sequence[int]]) -> None:
         self._state, self._ids, self._logged = state, [list(ids) for ids in completion_ids], Logged({}, {})
@@ -111,8 +112,12 @@ class RewardsTask(Task):
     ) -> dict[str, Any]:
         columns = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         given: dict[str, Any] = {name: [prompt.columns.get(name) for prompt in prompts] for name in columns}
-        texts = [prompt.text for prompt in prompts]
-        said = (texts, list(completions), ids, self._state, self._log_metric, self._log_extra)
+        asked = [prompt.text if prompt.messages is None else list(prompt.messages) for prompt in prompts]
+        answered = [
+            text if prompt.messages is None else [{"role": "assistant", "content": text}]
+            for prompt, text in zip(prompts, completions, strict=True)
+        ]
+        said = (asked, answered, ids, self._state, self._log_metric, self._log_extra)
         return given | dict(zip(GIVEN, said, strict=True))
 
     def _blame(

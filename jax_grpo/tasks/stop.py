@@ -1,4 +1,4 @@
-"""Stop rules as automata over bytes, and their lift to tokens: exact when a stop straddles tokens.
+"""Stop rules as automata over bytes, and their lift to tokens: exact when a stop straddles tokens; and tokens that are a stop.
 
 A rule is a table `state x byte -> state` with one absorbing accept state. On the device a decode step looks its token up in
 `state x token -> state`; on the host the same automaton cuts the decoded text. Knows nothing of tasks' meanings.
@@ -7,18 +7,30 @@ A rule is a table `state x byte -> state` with one absorbing accept state. On th
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 
-class TokenBytes(Protocol):
+class Vocabulary(Protocol):
     """What the lift needs of a tokenizer."""
 
     vocab_size: int
     eos_id: int
 
     def token_bytes(self) -> list[bytes]: ...
+
+    def token_id(self, token: str | int) -> int: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class StopTokens(NamedTuple):
+    """Tokens that end a completion in the states from `begin` to before `end`; a token is its text or its id."""
+
+    tokens: tuple[str | int, ...]
+    begin: int
+    end: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +44,9 @@ class StopRule:
     # int32 [S, 256]: bytes before that one that belong to the stop, not the text; None: none.
     before_SB: np.ndarray | None = None
 
-    def token_table(self, tokenizer: TokenBytes) -> np.ndarray:
+    tokens: tuple[StopTokens, ...] = ()  # that end it besides, whatever bytes they have
+
+    def token_table(self, tokenizer: Vocabulary) -> np.ndarray:
         """int32 [S, V]: the state after reading a token's bytes; end-of-text accepts from anywhere."""
         pieces = tokenizer.token_bytes()
         states = len(self.transitions_SB)
@@ -42,8 +56,18 @@ class StopRule:
             ids = np.flatnonzero(lengths_V > at)
             bytes_at = np.array([pieces[i][at] for i in ids])
             table_SV[:, ids] = self.transitions_SB[table_SV[:, ids], bytes_at]
+        for stop in self.tokens:
+            table_SV[stop.begin : stop.end, [tokenizer.token_id(token) for token in stop.tokens]] = self.accept
         table_SV[:, tokenizer.eos_id] = self.accept
         return table_SV
+
+    def text(self, ids: Sequence[int], start_state: int, tokenizer: Vocabulary) -> str:
+        """What a completion says: its tokens up to and including the one that ended it, without the stop."""
+        text, stopped = self.truncate(tokenizer.decode(ids), start_state)
+        ends = [token for stop in self.tokens if stop.begin <= start_state < stop.end for token in stop.tokens]
+        if not stopped and ids and ids[-1] in map(tokenizer.token_id, ends):
+            return tokenizer.decode(ids[:-1])
+        return text
 
     def truncate(self, text: str, start_state: int) -> tuple[str, bool]:
         """The text up to the stop, and whether the rule stopped it."""
@@ -73,7 +97,17 @@ def union(rules: Sequence[StopRule]) -> tuple[StopRule, list[int]]:
     includes_SB = np.concatenate([*(rule.includes_last_SB for rule in rules), np.zeros((1, 256), bool)])
     before = [np.zeros_like(r.transitions_SB) if r.before_SB is None else r.before_SB for r in rules]
     before_SB = np.concatenate([*before, np.zeros((1, 256), np.int32)])
-    return StopRule(transitions_SB, accept, includes_SB, before_SB), offsets[:-1].tolist()
+    tokens = tuple(
+        StopTokens(stop.tokens, stop.begin + offset, stop.end + offset)
+        for rule, offset in zip(rules, offsets.tolist(), strict=False)
+        for stop in rule.tokens
+    )
+    return StopRule(transitions_SB, accept, includes_SB, before_SB, tokens), offsets[:-1].tolist()
+
+
+def with_tokens(rule: StopRule, tokens: Sequence[str | int]) -> StopRule:
+    """The rule, which these tokens end too."""
+    return dataclasses.replace(rule, tokens=(StopTokens(tuple(tokens), 0, rule.accept),)) if tokens else rule
 
 
 def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:

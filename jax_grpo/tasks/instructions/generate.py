@@ -216,6 +216,11 @@ def request(topic: str) -> str:
     return f"Write about {'an' if topic[0] in 'aeiou' else 'a'} {topic}."
 
 
+def prompt_text(row: Mapping[str, Any]) -> str:
+    """What the model reads of a row; its answer begins on a new line."""
+    return row["prompt"] + "\n"
+
+
 def draw(seed: int | str, types: Collection[str] | None = None, most: int = 3) -> dict[str, Any]:
     """A row of `rows`: one to `most` instructions of these types (None: all) that go together; the same for the same arguments.
 

@@ -12,7 +12,7 @@ from jax_grpo.config.sections import TaskConfig
 from jax_grpo.positions.position import Position
 from jax_grpo.tasks.base import Prompt, Task, with_overrides
 from jax_grpo.tasks.instructions.catalogue import CATALOGUE
-from jax_grpo.tasks.instructions.generate import draw
+from jax_grpo.tasks.instructions.generate import draw, prompt_text
 from jax_grpo.tasks.instructions.rewards import score
 from jax_grpo.tasks.stop import StopRule
 
@@ -35,7 +35,7 @@ class InstructionsTask(Task):
 
     def prompt(self, position: Position, seed: int) -> Prompt:
         row = draw(f"{position.fen} {seed}")
-        return Prompt(row["prompt"] + "\n", 0, position, answer=json.dumps(row))
+        return Prompt(prompt_text(row), 0, position, answer=json.dumps(row))
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         components = score([json.loads(prompt.answer or "{}") for prompt in prompts], completions)
