@@ -115,7 +115,7 @@ class Trainer:
         self.tokenizer.require_writable(self.task.answers, self.task.name)
         self._require_fitting_prompts()
         if isinstance(self.task, EpisodicTask):
-            require_fitting_observations(self.task, self._prompts(0)[1], self.tokenizer, config.windows())
+            require_fitting_observations(self.task, self.prompts(0)[1], self.tokenizer, config.windows())
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
         self.generate, self.score, self.update, self.next_turn, self.partner = programs
         # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
