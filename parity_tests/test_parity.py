@@ -60,6 +60,7 @@ OPTIONS = {
     "adaptive beta": {"kl": {"adaptive": True, "target": 0.02}},
     "leave one out": {"advantage": {"baseline": "leave_one_out", "scale": "batch"}},
     "no scale": {"advantage": {"scale": "none"}},
+    "robust scale, clipped": {"advantage": {"scale": "robust", "clip": 0.8}},
     "warm-up": {"update": {"warmup_steps": 3, "schedule": "cosine", "total_steps": 9}},
     "not clipped": {"update": {"max_grad_norm": 1e3}},
     "one micro-batch": {"update": {"micro_batches": 1}},  # last: its operations are of other shapes than the others'

@@ -49,6 +49,8 @@ LOSS_SETTINGS = {
     ("advantage", "baseline", "leave_one_out"): (),
     ("advantage", "scale", "none"): (),
     ("advantage", "scale", "batch"): (),
+    ("advantage", "scale", "robust"): (),
+    ("advantage", "clip", 0.5): (),
     ("kl", "beta", 0.0): (),
     ("kl", "estimator", "k1"): (),
     ("kl", "estimator", "k2"): (),

@@ -23,6 +23,8 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "rollout.min_p": ((0.0,), "only plain sampling is the same in both"),
     "rollout.repetition_penalty": ((1.0,), "transformers counts the prompt's tokens too"),
     "advantage.baseline": (("mean",), "TRL has the group's mean"),
+    "advantage.scale": (("none", "group", "batch"), "TRL has no other"),
+    "advantage.clip": ((None,), "TRL has none"),
     "advantage.components": (("sum_first",), "TRL is given the weighted sum as one reward"),
     "objective.entropy_quantile": ((0.0,), "TRL takes the quantile of each micro-batch"),
     "objective.mask_truncated": ((False,), "TRL calls every completion cut that does not end with end-of-text"),
