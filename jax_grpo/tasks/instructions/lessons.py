@@ -8,10 +8,8 @@ from typing import NamedTuple
 from jax_grpo.tasks.instructions.answers import answer
 from jax_grpo.tasks.instructions.generate import draw, prompt_text
 
-PLAIN = {
-    "instruction_id_list": ["punctuation:no_comma"],
-    "kwargs": [{}],
-}  # which sentences without any instruction follow
+# What sentences that are written for no instruction follow.
+PLAIN = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
 FOLLOWED = 0.6  # share of a prompt's instructions that its answer was written for
 
 
