@@ -16,7 +16,7 @@ import jax_grpo
 from jax_grpo import advantages
 from jax_grpo.batch import Batch, piece, split
 from jax_grpo.config import Config, ConfigError
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.memory.fit import explain_out_of_memory
 from jax_grpo.model import flops
 from jax_grpo.model.named import Policy, load_policy

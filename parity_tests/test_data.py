@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import PATIENCE_S
 
-from jax_grpo.config.sections import PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.data import arbiter, selfplay
 from jax_grpo.data.__main__ import main
 from jax_grpo.data.arbiter import SCHEMA, Options, game_rows, illegal_move, seeded_game

@@ -16,7 +16,8 @@ from short_runs import finish, require_same_run, signal_after, start
 
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.files import require_source
-from jax_grpo.config.sections import PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.evaluate import endgame
 from jax_grpo.evaluate.suites import Data, run_suites
 from jax_grpo.positions.dataset import heldout_positions, load_positions, read_packaged

@@ -9,7 +9,7 @@ import sys
 import chess
 import pytest
 
-from jax_grpo.config.sections import EngineConfig
+from jax_grpo.config.tasks import EngineConfig
 from jax_grpo.tasks.engine import EngineError, EnginePool
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")

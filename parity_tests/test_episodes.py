@@ -21,7 +21,7 @@ import transformers
 from both import jax_policy, jax_step, objective, settings, show, torch_model, torch_step, weights
 from conftest import config, shapes_given
 from flax import nnx, struct
-from short_runs import TIMES
+from short_runs import cut_and_whole, lines_without_times
 from test_parity import LEVELS
 
 import torch_ref.model
@@ -29,7 +29,7 @@ import torch_ref.options
 import torch_ref.train
 from jax_grpo.batch import Batch, GroupedTokens, record
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.memory.programs import LATER_TURNS, run_of
 from jax_grpo.model.flops import completions_work
 from jax_grpo.model.gpt2 import GPT2Config
@@ -491,22 +491,8 @@ def test_a_run_of_episodes_that_died_and_was_continued_is_the_run_that_did_not(t
         sections |= {"logging": {"samples_every": 1, "tensorboard": False}, "run_dir": str(tmp_path / name)}
         return episodes_config(turns=3, cap=2, observed=8, model={"num_layers": 1, "hidden_size": 16}, **sections)
 
-    real = Trainer.iterate
-
-    def dies(self, iteration, *others):
-        if iteration == 2:
-            raise InterruptedError("as if killed")
-        return real(self, iteration, *others)
-
-    whole = train(settings("whole"))
-    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
-        patched.setattr(Trainer, "iterate", dies)
-        train(settings("cut"))
-    cut = train(settings("cut"), resume="auto")
-    ours, theirs = (
-        [{k: v for k, v in record.items() if not k.startswith(TIMES)} for record in read_records(run / "metrics.jsonl")]
-        for run in (cut, whole)
-    )
+    cut, whole = cut_and_whole(settings, monkeypatch)
+    ours, theirs = lines_without_times(cut), lines_without_times(whole)
     assert ours == theirs and len(ours) == 4 and ours[3]["episode/turns/mean"] > 1
     for name in ("samples.jsonl", "weights/model.safetensors"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name

@@ -14,7 +14,7 @@ from architecture import ROOT
 from conftest import PATIENCE_S
 from conftest import config as tiny_config
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.report.records import read_records
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import checked_score

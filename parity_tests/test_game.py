@@ -13,17 +13,16 @@ import numpy as np
 import pydantic
 import pytest
 from conftest import config as tiny_config
-from short_runs import TIMES
+from short_runs import cut_and_whole, lines_without_times
 
 import torch_ref.options
 import torch_ref.train
 from jax_grpo.config import Config, ConfigError
-from jax_grpo.config.sections import EngineConfig, TaskConfig
+from jax_grpo.config.tasks import EngineConfig, TaskConfig
 from jax_grpo.evaluate import short_games
 from jax_grpo.model.weights import WeightsError
 from jax_grpo.positions.dataset import heldout_positions, read_packaged
 from jax_grpo.positions.position import Position
-from jax_grpo.report.records import read_records
 from jax_grpo.rollout.episodes import ObservationTooLong
 from jax_grpo.tasks.base import RewardError
 from jax_grpo.tasks.engine import Analysis, EnginePool
@@ -32,7 +31,7 @@ from jax_grpo.tasks.game import GameTask
 from jax_grpo.tasks.opponents import PolicyOpponent, Stockfish, skilled
 from jax_grpo.tasks.policy import PolicyTask
 from jax_grpo.tasks.reference_players import uniform
-from jax_grpo.train import make_evaluator, train
+from jax_grpo.train import make_evaluator
 from jax_grpo.trainer import Trainer
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
@@ -307,22 +306,8 @@ def test_a_run_of_games_that_died_and_was_continued_is_the_run_that_did_not(oppo
         sections |= {"logging": {"samples_every": 1, "tensorboard": False}}
         return game_config(tmp_path / name, task={"opponent": opponent}, **sections)
 
-    real = Trainer.iterate
-
-    def dies(self, iteration, *others):
-        if iteration == 2:
-            raise InterruptedError("as if killed")
-        return real(self, iteration, *others)
-
-    whole = train(settings("whole"))
-    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
-        patched.setattr(Trainer, "iterate", dies)
-        train(settings("cut"))
-    cut = train(settings("cut"), resume="auto")
-    ours, theirs = (
-        [{k: v for k, v in record.items() if not k.startswith(TIMES)} for record in read_records(run / "metrics.jsonl")]
-        for run in (cut, whole)
-    )
+    cut, whole = cut_and_whole(settings, monkeypatch)
+    ours, theirs = lines_without_times(cut), lines_without_times(whole)
     assert [r for r in ours if "loss" in r] == [r for r in theirs if "loss" in r]
     for name in ("samples.jsonl", "weights/model.safetensors"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name

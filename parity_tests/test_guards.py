@@ -20,7 +20,8 @@ from conftest import PATIENCE_S, config
 from flax import nnx
 
 from jax_grpo import trainer as trainer_module
-from jax_grpo.config.sections import CheckpointConfig, TaskConfig
+from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.memory.fit import DeviceOutOfMemory, explain_out_of_memory, next_micro_batches
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.run.checkpoints import Checkpoints

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Position, checked_score
 from jax_grpo.tasks.instructions import (

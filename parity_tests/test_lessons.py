@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import config as tiny_config
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.model.named import find_tokenizer, load_named
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.dataset import read_packaged

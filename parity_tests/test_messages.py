@@ -11,7 +11,8 @@ from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl.rewards import think_format_reward
 
-from jax_grpo.config.sections import PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.prompts.chat import ChatTemplate, ChatTemplateError
 from jax_grpo.prompts.rows import PromptFileError, load_prompts

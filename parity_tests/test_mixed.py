@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_grpo.config import ConfigError, load_config
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.report.records import read_records

@@ -7,7 +7,7 @@ from conftest import config as tiny_config
 
 from jax_grpo import train as training
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.report.records import read_records
 from jax_grpo.tasks import make_task

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import jax_grpo
 from jax_grpo.config import Config, ConfigError, check_files
-from jax_grpo.config.sections import PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.positions.dataset import heldout_positions, told
 from jax_grpo.prompts.rows import PromptFileError, Row, load_prompts
 from jax_grpo.tasks import make_task

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.prompts.rows import Row
 from jax_grpo.report.records import sample_rows
 from jax_grpo.run.checkpoints import Origin

@@ -11,7 +11,7 @@ from test_judges import trainer  # noqa: F401 (a fixture)
 
 from jax_grpo.advantages import combined_advantages, group_advantages
 from jax_grpo.config.learning import AdvantageConfig
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.tasks.base import Prompt, checked_score, total_reward
 from jax_grpo.tasks.rewards import RewardsTask
 from torch_ref.advantages import component_advantages

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.positions.files import FORMATS, PositionFileError, read_positions

@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 
 from jax_grpo.config import ConfigError, load_config
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError
 from jax_grpo.model.weights import save_hf

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jax_grpo.config import ConfigError, load_config
-from jax_grpo.config.sections import EngineConfig, PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import EngineConfig, TaskConfig
 from jax_grpo.data.__main__ import main as make_set
 from jax_grpo.data.tables import SPREAD, UNDECIDED, Options, tabled_game
 from jax_grpo.positions.dataset import load_positions, read_packaged

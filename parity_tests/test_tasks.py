@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.config.sections import TASK_NAMES, EngineConfig, Mixture, TaskConfig
+from jax_grpo.config.tasks import TASK_NAMES, EngineConfig, Mixture, TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.positions.random_play import random_positions

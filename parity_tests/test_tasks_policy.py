@@ -8,7 +8,7 @@ from growth import require_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.evaluate.policy import policy_rows
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.tasks.base import Position

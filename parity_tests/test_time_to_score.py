@@ -9,7 +9,7 @@ from conftest import config
 from jax_grpo.bench import score_curves, time_to_score, trl_settings, trl_training
 from jax_grpo.bench.trl_settings import NotTheSame
 from jax_grpo.config import Config
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import ModelConfig, TaskConfig
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.export.__main__ import export_hf
 from jax_grpo.model.named import find_tokenizer, load_model, load_named
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOY, QUICK = str(ROOT / "configs/length_toy.yaml"), str(ROOT / "configs/quickstart.yaml")
 # What the reference may share with the product: settings, texts, files and the terminal; never arrays.
 SHARED = {
-    "bench.machine", "config", "config.files", "config.learning", "config.sections", "model.tokenizer", "positions.dataset",
-    "report.console", "report.curves", "report.log", "report.records", "tasks", "tasks.base",
+    "bench.machine", "config", "config.files", "config.learning", "config.sections", "config.tasks", "model.tokenizer",
+    "positions.dataset", "report.console", "report.curves", "report.log", "report.records", "tasks", "tasks.base",
     "tasks.engine", "tasks.episodes",
 }  # fmt: skip
 HARNESS = {"parity.py", "parity_report.py"}  # run both sides on purpose

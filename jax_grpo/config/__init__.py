@@ -1,13 +1,14 @@
 """Typed, frozen configuration of a training run: YAML plus dotted overrides, every check before any compile.
 
-Its sections are in `config.sections` and `config.learning`; what holds between them is checked here. `config.loading` reads YAML
-and words errors, `config.files` looks for files. Knows nothing of the rest of the house, and never touches JAX.
+Its sections are in `config.sections`, `config.tasks` and `config.learning`; what holds between them is checked here.
+`config.loading` reads YAML and words errors, `config.files` looks for files. Knows nothing of the rest of the house, and never
+touches JAX.
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
 
-from jax_grpo.config import learning, sections
+from jax_grpo.config import learning, sections, tasks
 from jax_grpo.config.files import require_run_dir, require_source, require_weights
 from jax_grpo.config.loading import ConfigError, dump_yaml, load_yaml, reference
 
@@ -24,7 +25,7 @@ class Config(sections.Section):
     seed: sections.Seed = 0
     """Of the order of prompts, of sampling, and of random weights."""
     model: sections.ModelConfig
-    task: sections.TaskConfig = sections.TaskConfig()
+    task: tasks.TaskConfig = tasks.TaskConfig()
     prompts: sections.PromptsConfig = sections.PromptsConfig()
     rollout: sections.RolloutConfig = sections.RolloutConfig()
     advantage: learning.AdvantageConfig = learning.AdvantageConfig()
@@ -151,13 +152,13 @@ class Config(sections.Section):
         whole = [count for count in range(1, prompts + 1) if prompts % count == 0]
         return whole + [prompts * slices for slices in range(2, group + 1) if group % slices == 0]
 
-    def windows(self) -> sections.Windows:
+    def windows(self) -> tasks.Windows:
         """The columns of what follows a prompt."""
         episode, cap = self.task.episode, self.rollout.max_new_tokens
         return (
-            sections.Windows(1, cap, 0)
+            tasks.Windows(1, cap, 0)
             if episode is None
-            else sections.Windows(episode.turns, cap, episode.max_observation_tokens)
+            else tasks.Windows(episode.turns, cap, episode.max_observation_tokens)
         )
 
     def after_prompt(self) -> str:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from jax_grpo.config.sections import EngineConfig
+from jax_grpo.config.tasks import EngineConfig
 from jax_grpo.data import arbiter, black_labels, files, selfplay, tables
 from jax_grpo.data.shards import SPLITS, Source, Split, write_shards
 from jax_grpo.positions import sets

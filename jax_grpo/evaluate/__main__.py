@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.config.files import require_weights, weights_directory
-from jax_grpo.config.sections import EngineConfig
+from jax_grpo.config.tasks import EngineConfig
 from jax_grpo.evaluate import MODES, EvaluationError, endgame, short_games, tables
 from jax_grpo.evaluate.mates import PACKAGED_MATES, Mate, read_mates
 from jax_grpo.evaluate.puzzles import PACKAGED_PUZZLES, Puzzle, read_puzzles

@@ -6,7 +6,7 @@ Labels are the engine's moves, best first; the best move is the first for both c
 from collections.abc import Sequence
 from typing import Any
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.positions.values import win_probability
 from jax_grpo.tasks import policy
 from jax_grpo.tasks.base import Position

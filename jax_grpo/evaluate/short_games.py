@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import chess
 import numpy as np
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.evaluate.statistics import Estimate, cluster_bootstrap_mean
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.random_play import random_move

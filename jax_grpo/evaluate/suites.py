@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import chess
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.evaluate import MODES, endgame, puzzles, short_games, side_by_side, strength
 from jax_grpo.evaluate.mates import Mate, mate_rows
 from jax_grpo.evaluate.move_logps import move_logps

@@ -1,6 +1,6 @@
 """Episodes of several turns: the model completes, the task answers, and so on, until every episode is over.
 
-Owns the columns that an episode's tokens stand in (`config.sections.Windows`) and the two masks of them: what is read, and what the
+Owns the columns that an episode's tokens stand in (`config.tasks.Windows`) and the two masks of them: what is read, and what the
 model wrote itself. A completion's tokens stay those that were sampled, and an observation is encoded alone: nothing is ever
 decoded and encoded again, so that what is trained on is what was sampled. Knows nothing of rewards.
 """
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.config.sections import Windows
+from jax_grpo.config.tasks import Windows
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.generate import PromptTokens, Rollout, decode_completions, encode_prompts, padded_length
 from jax_grpo.rollout.texts import BATCH, Texts

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.config.sections import Windows
+from jax_grpo.config.tasks import Windows
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout import generate, turns

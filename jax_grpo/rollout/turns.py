@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config.sections import Windows
+from jax_grpo.config.tasks import Windows
 from jax_grpo.model.attention import KV, Past
 from jax_grpo.rollout.decoding import Decoder, DecodingSettings, Progress, Prompts
 from jax_grpo.rollout.generate import Kept, Rollout, decoding_model, row_keys, uniforms

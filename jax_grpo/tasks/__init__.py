@@ -1,14 +1,14 @@
 """Verifiable tasks by their config name: prompts from positions, stop rules, and rewards of texts. Knows no tokens or models.
 
 A new task is one new file, one line here, its name in `TASK_NAMES` and, to be mixed with others, one line in
-`config.sections.Mixture`. One of the user's own needs none of it: the config names its module.
+`config.tasks.Mixture`. One of the user's own needs none of it: the config names its module.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import OwnPart, TaskConfig
+from jax_grpo.config.tasks import OwnPart, TaskConfig
 from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.environment import EnvironmentTask

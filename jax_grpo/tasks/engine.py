@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import chess
 import chess.engine
 
-from jax_grpo.config.sections import EngineConfig
+from jax_grpo.config.tasks import EngineConfig
 from jax_grpo.positions.position import MATE_PAWNS
 
 ATTEMPTS = 3  # engines tried on one position before giving up

@@ -12,7 +12,7 @@ from typing import Any
 import chess
 import numpy as np
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, legal_uci, state_prompt, state_text
 from jax_grpo.tasks.base import Prompt, Task, stack, with_overrides

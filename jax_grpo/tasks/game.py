@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import chess
 import numpy as np
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.positions.position import Position, ending
 from jax_grpo.positions.rookworld import legal_uci
 from jax_grpo.positions.values import win_probability

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.positions.position import Position
 from jax_grpo.tasks.base import Prompt, stack, with_overrides
 from jax_grpo.tasks.episodes import Episode, EpisodicTask

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import MixturePart, PromptsConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import MixturePart
 from jax_grpo.positions.position import Position
 from jax_grpo.tasks.base import Logged, Prompt, Task, TrainerState, total_reward
 from jax_grpo.tasks.interleaved import Asked, Interleaved

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import chess
 
-from jax_grpo.config.sections import EngineConfig, TaskConfig
+from jax_grpo.config.tasks import EngineConfig, TaskConfig
 from jax_grpo.positions.rookworld import legal_uci
 from jax_grpo.tasks.base import Prompt
 from jax_grpo.tasks.engine import Analysis, EnginePool

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import chess
 import numpy as np
 
-from jax_grpo.config.sections import TaskConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import UCI, legal_uci, policy_prompt
 from jax_grpo.positions.values import move_table, moves_lost, win_probability

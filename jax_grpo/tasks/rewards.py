@@ -17,7 +17,8 @@ import numpy as np
 
 from jax_grpo.config import ConfigError
 from jax_grpo.config.loading import did_you_mean
-from jax_grpo.config.sections import PromptsConfig, TaskConfig
+from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.prompts.rows import PromptTable, Row
 from jax_grpo.tasks.base import Logged, Prompt, RewardError, Task, TrainerState, sample_text
 from jax_grpo.tasks.functions import Calls, Function, Reward, named
