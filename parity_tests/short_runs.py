@@ -5,16 +5,21 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from conftest import PATIENCE_S
 
+from jax_grpo.config import Config
 from jax_grpo.model.weights import load_hf
 from jax_grpo.positions.dataset import selfplay_positions
 from jax_grpo.report.records import read_records
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import load
+from jax_grpo.train import train
+from jax_grpo.trainer import Trainer
 
 ITERATIONS = 16
 TIMES = ("time/", "memory/", "tokens_per_second", "flops_per_second/", "mfu/", "compile/")
@@ -102,6 +107,33 @@ def signal_after(process: subprocess.Popen, run: Path, count: int, number: int) 
     process.send_signal(number)
 
 
+def lines_without_times(run: Path) -> list[dict]:
+    """What the metrics file says that does not depend on the machine's mood."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(TIMES)}
+        for record in read_records(run / "metrics.jsonl")
+    ]
+
+
+def cut_and_whole(settings: Callable[[str], Config], monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The folders of a run that died in its third iteration and was continued, and of one that did not; in this process.
+
+    `settings` is the config of a run of this name: the two must not share a folder.
+    """
+    real = Trainer.iterate
+
+    def dies(self, iteration, *others):
+        if iteration == 2:
+            raise InterruptedError("as if killed")
+        return real(self, iteration, *others)
+
+    whole = train(settings("whole"))
+    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
+        patched.setattr(Trainer, "iterate", dies)
+        train(settings("cut"))
+    return train(settings("cut"), resume="auto"), whole
+
+
 def require_same_run(
     run: Path, reference: Path, batches: int = ITERATIONS, iterations: int = ITERATIONS
 ) -> dict[str, int]:
@@ -119,13 +151,7 @@ def require_same_run(
     assert state["next_prompt"] == expected["next_prompt"]
     weights = [load_hf(path / "weights")[1]["wte"]["embedding"][...] for path in (run, reference)]
     assert np.array_equal(*weights)
-    records = [
-        [
-            {k: v for k, v in record.items() if not k.startswith(TIMES)}
-            for record in read_records(path / "metrics.jsonl")
-        ]
-        for path in (run, reference)
-    ]
+    records = [lines_without_times(path) for path in (run, reference)]
     assert records[0] == records[1] and len(records[0]) == iterations
     for iteration in range(batches):
         arrays_of = [dict(np.load(path / "batches" / f"{iteration:06d}.npz")) for path in (run, reference)]

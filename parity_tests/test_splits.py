@@ -140,9 +140,9 @@ def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path
     asked: dict[str, list] = {}
     make, ask = jax_grpo.train.Evaluator, torch_ref.train.evaluate
 
-    def made(policy, task, prompts, config):
+    def made(policy, task, prompts, *more):
         asked["jax"] = prompts
-        return make(policy, task, prompts, config)
+        return make(policy, task, prompts, *more)
 
     def evaluated(texts, prompts, config, *more):
         asked["torch"] = prompts
