@@ -50,7 +50,19 @@ GUESS = [
     "full",
 ]
 OBSERVED = "{turns: 2, max_observation_tokens: 76}"
-GAME = ["--task.name", "game", "--task.opponent", "capture", "--task.episode", OBSERVED]
+# Random weights play no legal move, are paid nothing and learn nothing: games begin with a model that knows some.
+PLAYER = ["--model", "{weights: packaged:rook-small, tokenizer: chess}"]
+GAME = [
+    *PLAYER,
+    "--update.learning_rate",
+    "3e-4",
+    "--task.name",
+    "game",
+    "--task.opponent",
+    "capture",
+    "--task.episode",
+    OBSERVED,
+]
 TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED, "guess": GUESS, "game": GAME}
 
 
