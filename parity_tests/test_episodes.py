@@ -633,12 +633,13 @@ def test_the_hidden_numbers_are_of_the_prompt_and_even():
 
 
 @pytest.mark.slow  # some hundred iterations
-def test_the_number_game_is_learnt_beyond_what_blind_guessing_can(tmp_path):
-    """No policy that ignores the answers finds more than three of seven numbers, but by chance: 20 x 128 episodes."""
+def test_the_number_game_is_solved_which_blind_guessing_cannot(tmp_path):
+    """No policy that ignores the answers finds more than three of seven numbers; halving finds all: 20 x 512 episodes."""
     path = str(Path(__file__).parents[1] / "configs" / "guess.yaml")
     run = train(load_config(path, ["--run_dir", str(tmp_path / "run"), "--logging.samples_every", "0"]))
     found = [record["reward/found/mean"] for record in read_records(run / "metrics.jsonl")]
     print(
         f"found: {np.mean(found[:5]):.3f} at the start, {np.mean(found[-20:]):.3f} in the last 20; blindly at most {3 / 7:.3f}"
     )
-    assert np.mean(found[:5]) < 3 / 7 and np.mean(found[-20:]) > 0.6
+    # 1 on the machine of docs/episodes.md; a run whose rounding leads it to begin with 3 or 5 can end at 6 of 7
+    assert np.mean(found[:5]) < 3 / 7 and np.mean(found[-20:]) > 0.8
