@@ -249,6 +249,26 @@ def test_a_run_that_is_exported_carries_its_config_in_the_card(tmp_path):
     assert "# run\n" in card
 
 
+def test_the_card_asks_as_the_models_own_task_does(tmp_path):
+    """Its example, run as it stands, answers a prompt of the run's; one of chess would mean nothing to this model."""
+    run, policy = tmp_path / "run", load_named("packaged:words-small")
+    save_hf(run / "weights", policy.architecture, policy.params, policy.tokenizer)
+    (run / "config.yaml").write_text("task: {name: instructions}\nrollout: {max_new_tokens: 12}\n")
+    asked = 'Write about a "ship".\nPut a title on it.\n'
+    (run / "samples.jsonl").write_text(json.dumps({"iteration": 0, "samples": [{"prompt": asked}]}) + "\n")
+    out = tmp_path / "out"
+    export.main(["--weights", str(run), "--out", str(out)])
+    card = (out / "README.md").read_text()
+    assert "chess" not in card.split("## Evaluation")[0] and "\ntags: [gpt2, grpo]\n" in card
+    code = card.split("```python\n")[1].split("```")[0].replace('"out"', repr(str(out)))
+    known: dict = {}
+    exec(code, known)
+    assert known["prompt"] == asked and 0 < known["answer"].shape[1] - known["tokens"]["input_ids"].shape[1] <= 12
+    export.main(["--weights", PACKAGED, "--out", str(tmp_path / "chess")])
+    card = (tmp_path / "chess" / "README.md").read_text()
+    assert "tags: [chess, gpt2, grpo]" in card and "asks for five moves" in card and "R w KQkq - 0 1" in card
+
+
 def test_an_evaluation_of_other_weights_is_refused_for_the_card(tmp_path):
     (tmp_path / "evaluation.json").write_text(json.dumps({"format": 1, "model": {"name": "other", "sha256": "0" * 64}}))
     with pytest.raises(EvaluationError, match=r"is of other \(000000000000\), not of these weights"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import chess
 import jax.numpy as jnp
+import yaml
 
 from jax_grpo.config.files import RUN_WEIGHTS, weights_directory
 from jax_grpo.evaluate import EvaluationError
@@ -21,11 +22,17 @@ from jax_grpo.export.tokenizer import save_for_transformers
 from jax_grpo.model.named import describe_model, load_named
 from jax_grpo.model.weights import WeightsError, load_hf, save_hf
 from jax_grpo.positions.rookworld import policy_prompt
+from jax_grpo.report.records import read_records
 from jax_grpo.run.checkpoints import content_hash
 from jax_grpo.run.files import CheckpointError, is_checkpoint
 from jax_grpo.run.folder import read_record
 
 CARD = Path(__file__).parents[1] / "assets" / "card.md"
+CHESS_TASKS = ("policy", "environment", "game", "mixed")
+CHESS_TOKENIZERS = ("chess", "gpt2")  # of weights that say nothing of their task: those of RookWorld-LM and of ours
+WHOLE_ROW, ONE_MOVE = policy_prompt("<FEN>", "M:"), policy_prompt("<FEN>", "B:")
+CHESS_PROMPTS = f"""Prompts: `{WHOLE_ROW}` asks for five moves, their evaluations and the best move; `{ONE_MOVE}` for one move (take
+the first word of the answer); `A: <FEN>+<uci>+<last moves>+` for the next state. Moves may be illegal: check them."""
 
 
 def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[Path]:
@@ -68,15 +75,33 @@ def model_card(model: dict[str, Any], source: Path, folder: Path, evaluation: Pa
     provenance = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     template = CARD.read_text(encoding="utf-8").rstrip()
     return template.format(
-        **model,
+        **model | _use(source, model["tokenizer"]),
         licence="license: mit\n" if str(provenance.get("licence", "")).startswith("MIT") else "",
         folder=folder.name,
-        prompt=policy_prompt(chess.STARTING_FEN, "B:"),
-        whole_row=policy_prompt("<FEN>", "M:"),
-        one_move=policy_prompt("<FEN>", "B:"),
         evaluation=_evaluation(evaluation),
         training=_training(source, provenance),
     )
+
+
+def _run_of(source: Path) -> Path | None:
+    """The run whose folder the weights lie in."""
+    run = source.parent.parent if is_checkpoint(source) else source.parent
+    return run if (is_checkpoint(source) or source.name == RUN_WEIGHTS) and (run / "config.yaml").is_file() else None
+
+
+def _use(source: Path, tokenizer: str) -> dict[str, Any]:
+    """How the model is asked: chess's own prompts, or for another task the first one that its run shows."""
+    run = _run_of(source)
+    settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) if run else {}
+    task = settings.get("task", {}).get("name")
+    if task in CHESS_TASKS or (task is None and tokenizer in CHESS_TOKENIZERS):
+        prompt, prompts, tags, new_tokens = policy_prompt(chess.STARTING_FEN, "B:"), CHESS_PROMPTS, "chess, ", 8
+    else:
+        shown = read_records(run / "samples.jsonl", missing_ok=True) if run else []
+        prompt = shown[0]["samples"][0]["prompt"] if shown else "..."
+        prompts = f"The prompt is one that its run showed; the task was `{task}`." if shown else "Put a prompt there."
+        tags, new_tokens = "", settings.get("rollout", {}).get("max_new_tokens", 64)
+    return {"prompt": json.dumps(prompt), "prompts": prompts, "tags": f"{tags}gpt2, grpo", "new_tokens": new_tokens}
 
 
 def _evaluation(folder: Path | None) -> str:
@@ -89,8 +114,7 @@ def _evaluation(folder: Path | None) -> str:
 def _training(source: Path, provenance: dict[str, Any]) -> str:
     """The run that made the weights, where they still lie in its folder, and where they say that they come from."""
     text = ""
-    run = source.parent.parent if is_checkpoint(source) else source.parent
-    if (is_checkpoint(source) or source.name == RUN_WEIGHTS) and (run / "config.yaml").is_file():
+    if run := _run_of(source):
         if starts := read_record(run)["starts"]:
             last = starts[-1]
             commit = (last.get("git") or {}).get("commit", "unknown")
