@@ -52,17 +52,8 @@ GUESS = [
 OBSERVED = "{turns: 2, max_observation_tokens: 76}"
 # Random weights play no legal move, are paid nothing and learn nothing: games begin with a model that knows some.
 PLAYER = ["--model", "{weights: packaged:rook-small, tokenizer: chess}"]
-GAME = [
-    *PLAYER,
-    "--update.learning_rate",
-    "3e-4",
-    "--task.name",
-    "game",
-    "--task.opponent",
-    "capture",
-    "--task.episode",
-    OBSERVED,
-]
+GENTLER = ["--update.learning_rate", "3e-4", "--prompts.per_iteration", "2"]
+GAME = [*PLAYER, *GENTLER, "--task.name", "game", "--task.opponent", "capture", "--task.episode", OBSERVED]
 TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED, "guess": GUESS, "game": GAME}
 
 
