@@ -29,7 +29,7 @@ from jax_grpo.model.weights import WeightsError
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.positions.values import win_probability
 from jax_grpo.rollout.texts import Generator
-from jax_grpo.sft.__main__ import policy_row
+from jax_grpo.sft.rows import policy_row
 from jax_grpo.tasks.base import Position
 from jax_grpo.tasks.environment import judge, next_state
 

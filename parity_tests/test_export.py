@@ -27,7 +27,7 @@ from jax_grpo.model.weights import WeightsError, save_hf
 from jax_grpo.positions.dataset import read_packaged
 from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.rollout.texts import Generator
-from jax_grpo.sft.__main__ import policy_row
+from jax_grpo.sft.rows import policy_row
 from jax_grpo.tasks.stop import environment_stop
 from torch_ref.compare import difference
 

@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
-import chess
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,50 +24,53 @@ import pydantic
 from flax import nnx
 
 from jax_grpo.config import ConfigError, load_yaml
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.sections import ModelConfig, PromptsConfig
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.model.named import load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import save_hf
 from jax_grpo.optimiser import decays
-from jax_grpo.positions.dataset import read_packaged
-from jax_grpo.positions.position import Position, recent_moves
-from jax_grpo.positions.random_play import random_positions
-from jax_grpo.positions.rookworld import PolicyRow, format_policy_row, policy_prompt, state_prompt
+from jax_grpo.positions.dataset import load_positions, read_packaged
+from jax_grpo.positions.files import PositionFileError
+from jax_grpo.positions.values import NotATable
+from jax_grpo.sft import soft_moves
+from jax_grpo.sft.rows import DATA, KINDS, batches, rows
 from jax_grpo.system.compilation import training_options
 from jax_grpo.system.progress import progress_bar
-from jax_grpo.tasks.environment import draw_move, next_state
-from jax_grpo.tasks.instructions.lessons import FOLLOWED, lesson
+from jax_grpo.tasks.instructions.lessons import FOLLOWED
 
-GAMES, LABELS = "random games (python-chess)", "the packaged positions labelled by Stockfish"
-DATA = {  # the first teaches the rules faster than one move can
-    "legal_moves": GAMES,
-    "best_move": LABELS,
-    "policy": LABELS,
-    "environment": GAMES,
-    "instructions": "prompts and answers drawn by jax_grpo.tasks.instructions",
-}
-KINDS = tuple(DATA)
-LENGTH_MULTIPLE = 32  # batches are padded to a multiple, so that only a few shapes are compiled
-CHUNK_BATCHES = 16  # rows are sorted by length within this many batches
 LOG_EVERY = 20  # steps between lines of `sft.jsonl`
 
 
 class Stage(pydantic.BaseModel, extra="forbid", frozen=True):
-    """One part of the training: `rows` examples of a mixture, at a peak learning rate, cosine to a tenth of it."""
+    """One part of the training: `rows` examples at a peak learning rate, cosine to a tenth of it.
 
-    mixture: dict[str, float]
+    They are texts of a `mixture`, or positions of `tables`, a source as `prompts.source` with every legal move's value, and then
+    all moves are taught at once by softmax(win probability / tau), of which a share `uniform` is even (`sft.soft_moves`).
+    """
+
+    mixture: dict[str, float] | None = None
+    tables: str | None = None
+    tau: float = pydantic.Field(default=0.02, gt=0)
+    uniform: float = pydantic.Field(default=0.08, ge=0, le=1)
     rows: int = pydantic.Field(gt=0)
     learning_rate: float = pydantic.Field(gt=0)
 
     @pydantic.field_validator("mixture")
     @classmethod
-    def _known_kinds(cls, mixture: dict[str, float]) -> dict[str, float]:
-        unknown = sorted(set(mixture) - set(KINDS))
-        if unknown or not mixture or min(mixture.values()) <= 0:
+    def _known_kinds(cls, mixture: dict[str, float] | None) -> dict[str, float] | None:
+        if mixture is not None and (set(mixture) - set(KINDS) or not mixture or min(mixture.values()) <= 0):
             raise ValueError(f"expected positive weights for some of {', '.join(KINDS)}; found {mixture}")
         return mixture
+
+    @pydantic.model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.mixture is None) == (self.tables is None):
+            raise ValueError("expected one of mixture and tables in a stage")
+        if self.tables is None and (aimless := sorted({"tau", "uniform"} & self.model_fields_set)):
+            raise ValueError(f"{aimless[0]} is of a stage of tables; this one has a mixture")
+        return self
 
 
 class SFTConfig(pydantic.BaseModel, extra="forbid", frozen=True):
@@ -97,97 +99,26 @@ class SFTConfig(pydantic.BaseModel, extra="forbid", frozen=True):
         return max(stage.rows // self.batch_size, 1)
 
 
-class Row(NamedTuple):
-    """`completion` is what the loss is taken on; end-of-text follows it."""
+def text_loss(graphdef: Any) -> Callable[..., jax.Array]:
+    """`(params, ids, attention, loss_mask) -> loss` in nats a token of the batches of `sft.rows`."""
 
-    prompt: str
-    completion: str
-
-
-def legal_moves_row(board: chess.Board, rng: random.Random) -> Row:
-    """All legal moves after `B:` or `M:`: a model that samples the first move of such a list plays legal chess."""
-    moves = [move.uci() for move in board.legal_moves]
-    rng.shuffle(moves)
-    return Row(policy_prompt(board.fen(), rng.choice(["M:", "B:"])), "".join(f" {move}" for move in moves))
-
-
-def best_move_row(position: Position) -> Row:
-    return Row(policy_prompt(position.fen, "B:"), f" {position.moves[0]}")
-
-
-def policy_row(position: Position, rng: random.Random) -> Row:
-    """A RookWorld policy row with four spaces between fields; moves in random order, evaluations aligned with them."""
-    order = rng.sample(range(len(position.moves)), len(position.moves))
-    moves = tuple(position.moves[i] for i in order)
-    evaluations = tuple(round(position.evaluations[i], 2) for i in order)
-    row, prompt = PolicyRow(position.fen, moves, evaluations, position.moves[0]), policy_prompt(position.fen, "M:")
-    return Row(prompt, format_policy_row(row).removeprefix(prompt))
-
-
-def environment_row(board: chess.Board, rng: random.Random) -> Row:
-    """`A: <FEN>+<uci>+<history>+` and the state after it; a few moves are illegal and leave the board as it was."""
-    move = draw_move(board, rng, illegal_fraction=0.05)
-    return Row(state_prompt(board.fen(), move.uci(), recent_moves(board)), next_state(board, move))
-
-
-def rows(
-    mixture: dict[str, float], positions: Sequence[Position], rng: random.Random, followed: float = FOLLOWED
-) -> Iterator[Row]:
-    """Endless rows, each kind (see `KINDS`) drawn with its weight; `best_move` and `policy` need labelled positions."""
-    boards = random_positions(rng)
-
-    def board() -> chess.Board:
-        return next(itertools.islice(boards, rng.randint(0, 4), None))  # neighbours differ by one move: skip some
-
-    makers: dict[str, Callable[[], Row]] = {
-        "legal_moves": lambda: legal_moves_row(board(), rng),
-        "best_move": lambda: best_move_row(rng.choice(positions)),
-        "policy": lambda: policy_row(rng.choice(positions), rng),
-        "environment": lambda: environment_row(board(), rng),
-        "instructions": lambda: Row(*lesson(rng.getrandbits(64), followed)),
-    }
-    kinds, weights = list(mixture), list(mixture.values())
-    while True:
-        yield makers[rng.choices(kinds, weights)[0]]()
-
-
-def batches(
-    source: Iterator[Row], tokenizer: Tokenizer, batch_size: int, max_length: int, rng: random.Random
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Right-padded (input_ids, attention_mask, loss_mask), each [B, T], of similar length; longer rows are left out."""
-    while True:
-        chunk = [next(source) for _ in range(batch_size * CHUNK_BATCHES)]
-        prompts = tokenizer.encode_batch([row.prompt for row in chunk])
-        completions = tokenizer.encode_batch([row.completion for row in chunk])
-        tokens = [(len(p), [*p, *c, tokenizer.eos_id]) for p, c in zip(prompts, completions, strict=True)]
-        tokens = sorted((row for row in tokens if len(row[1]) <= max_length), key=lambda row: len(row[1]))
-        groups = [tokens[i : i + batch_size] for i in range(0, len(tokens) - batch_size + 1, batch_size)]
-        rng.shuffle(groups)
-        for group in groups:
-            length = min(-(-len(group[-1][1]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, max_length)
-            input_ids_BT = np.full((batch_size, length), tokenizer.pad_id, np.int32)
-            attention_BT, loss_BT = np.zeros((2, batch_size, length), np.int32)
-            for i, (prompt_length, ids) in enumerate(group):
-                input_ids_BT[i, : len(ids)] = ids
-                attention_BT[i, : len(ids)] = 1
-                loss_BT[i, prompt_length : len(ids)] = 1
-            yield input_ids_BT, attention_BT, loss_BT
-
-
-def make_step(graphdef: Any, optimiser: optax.GradientTransformation, vocab_size: int):
-    """Jitted, donated `(params, opt_state, ids, attention, loss_mask) -> (params, opt_state, loss)`; loss in nats/token."""
-
-    def loss_fn(params, input_ids_BT, attention_BT, loss_BT):
+    def loss(params, input_ids_BT, attention_BT, loss_BT):
         model = nnx.merge(graphdef, params)
         hidden_BTH, embedding_VH = model(input_ids_BT, attention_BT), model.wte.embedding[...]
         logp_BT, _ = token_logprobs(
-            hidden_BTH[:, :-1], embedding_VH, input_ids_BT[:, 1:], vocab_size=vocab_size, temperature=1.0
+            hidden_BTH[:, :-1], embedding_VH, input_ids_BT[:, 1:], vocab_size=model.vocabulary, temperature=1.0
         )
         mask_BT = loss_BT[:, 1:]
         return -jnp.sum(logp_BT * mask_BT) / jnp.sum(mask_BT)
 
-    def step(params, opt_state, input_ids_BT, attention_BT, loss_BT):
-        loss, grads = jax.value_and_grad(loss_fn)(params, input_ids_BT, attention_BT, loss_BT)
+    return loss
+
+
+def make_step(loss_fn: Callable[..., jax.Array], optimiser: optax.GradientTransformation):
+    """Jitted, donated `(params, opt_state, *batch) -> (params, opt_state, loss)` of `loss_fn(params, *batch)`."""
+
+    def step(params, opt_state, *batch):
+        loss, grads = jax.value_and_grad(loss_fn)(params, *batch)
         updates, opt_state = optimiser.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
@@ -211,8 +142,9 @@ def train(config: SFTConfig) -> Path:
     tokenizer = Tokenizer.load(config.tokenizer)
     architecture, graphdef, params = _initial(config, tokenizer)
     optimiser = make_optimiser(config)
-    opt_state, step = optimiser.init(params), make_step(graphdef, optimiser, architecture.vocab_size)
-    rng, positions = random.Random(config.seed), read_packaged("train")
+    opt_state = optimiser.init(params)
+    text_step, moves_step = (make_step(loss(graphdef), optimiser) for loss in (text_loss, soft_moves.make_loss))
+    feeds = _feeds(config, tokenizer, architecture.max_position_embeddings)
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     done, started = 0, time.time()
@@ -220,11 +152,8 @@ def train(config: SFTConfig) -> Path:
         for number, stage in enumerate(config.stages):
             steps = config.steps(stage)
             bar = progress.add_task(f"stage {number}", total=steps)
-            examples, context = (
-                rows(stage.mixture, positions, rng, config.followed),
-                architecture.max_position_embeddings,
-            )
-            for batch in itertools.islice(batches(examples, tokenizer, config.batch_size, context, rng), steps):
+            step = moves_step if stage.tables else text_step
+            for batch in itertools.islice(feeds[number], steps):
                 params, opt_state, loss = step(params, opt_state, *batch)
                 done += 1
                 progress.update(bar, advance=1)
@@ -240,12 +169,34 @@ def train(config: SFTConfig) -> Path:
         "config": config.model_dump(),
         "seconds": round(time.time() - started),
         "rows": done * config.batch_size,
-        "data": " and ".join(dict.fromkeys(DATA[kind] for stage in config.stages for kind in stage.mixture)),
+        "data": " and ".join(dict.fromkeys(itertools.chain(*map(_data, config.stages)))),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }
     (final / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     return final
+
+
+def _feeds(config: SFTConfig, tokenizer: Tokenizer, context: int) -> list[Iterator[Sequence[np.ndarray]]]:
+    """Each stage's endless batches, of one stream of random numbers; sources are read, and refused, before anything is compiled."""
+    rng, labelled = random.Random(config.seed), read_packaged("train")
+    feeds: list[Iterator[Sequence[np.ndarray]]] = []
+    for stage in config.stages:
+        if stage.tables is not None:
+            positions = load_positions(PromptsConfig(source=stage.tables), config.seed)
+            moves = soft_moves.batches(positions, tokenizer, config.batch_size, context, rng, stage.tau, stage.uniform)
+            feeds.append(itertools.chain([next(moves)], moves))
+        else:
+            texts = rows(stage.mixture or {}, labelled, rng, config.followed)
+            feeds.append(batches(texts, tokenizer, config.batch_size, context, rng))
+    return feeds
+
+
+def _data(stage: Stage) -> Iterator[str]:
+    """What a stage's examples are made of, for people."""
+    yield from map(DATA.__getitem__, stage.mixture or ())
+    if stage.tables is not None:
+        yield f"every legal move's value from {stage.tables}"
 
 
 def _initial(config: SFTConfig, tokenizer: Tokenizer) -> tuple[GPT2Config, Any, Any]:
@@ -268,7 +219,10 @@ def main(argv: list[str] | None = None) -> None:
         config = load_yaml(SFTConfig, args.config, overrides)
     except ConfigError as error:
         raise SystemExit(f"ConfigError: {error}") from error
-    print("weights:", train(config))
+    try:
+        print("weights:", train(config))
+    except (PositionFileError, NotATable) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
 
 
 if __name__ == "__main__":
