@@ -97,6 +97,7 @@ def draw(record: Mapping[str, Any], file: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     import numpy as np
+    from matplotlib.ticker import MaxNLocator
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name in record["variants"]:
@@ -108,7 +109,7 @@ def draw(record: Mapping[str, Any], file: Path) -> None:
         (drawn,) = axis.plot(steps_N, values_RN.mean(0), marker="o", markersize=3, label=name)
         axis.fill_between(steps_N, values_RN.min(0), values_RN.max(0), color=drawn.get_color(), alpha=0.15)
     axis.set(xlabel="iteration", ylabel=record["metric"])
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
     if axis.lines:
         axis.legend(frameon=False)
