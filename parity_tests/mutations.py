@@ -216,7 +216,7 @@ FAULTS = {
     "every task's completions end at one's stop tokens": Fault("tasks/stop.py", "table_SV[stop.begin : stop.end, [", "table_SV[:, [", "test_stop_tokens.py -k mixture"),
     "a component about no row of a batch is an error": Fault("tasks/base.py", "filled_B = np.ma.filled(values_B, 0)", "filled_B = values_B", "test_lessons.py -k no_row_of_a_batch"),
     "lessons follow all of it": Fault("tasks/instructions/lessons.py", "if rng.random() < followed]", "if rng.random() < 1 or followed]", "test_lessons.py -k asked_for"),
-    "branches that are drawn weigh no more": Fault("sft/soft_moves.py", "first[token] * len(rest) / drawn", "first[token]", "test_soft_moves.py -k mean_loss"),
+    "branches that are drawn weigh no more": Fault("sft/soft_moves.py", "first[token] * len(rest) / DRAWN", "first[token]", "test_soft_moves.py -k mean_loss"),
     "a branch forgets its share of the target": Fault("sft/soft_moves.py", "{one: share * p / total", "{one: p / total", "test_soft_moves.py -k 'mean_loss or keeps_its_share'"),
     "a mirrored position keeps its values' moves": Fault("sft/soft_moves.py", "chess.square_mirror(move.to_square)", "move.to_square", "test_soft_moves.py -k mirrored"),
     # The reference: it must be as easy to break.

@@ -633,7 +633,7 @@ def test_the_hidden_numbers_are_of_the_prompt_and_even():
 
 
 @pytest.mark.slow  # some hundred iterations
-def test_the_number_game_is_solved_which_blind_guessing_cannot(tmp_path):
+def test_the_number_game_is_learnt_beyond_what_blind_guessing_can(tmp_path):
     """No policy that ignores the answers finds more than three of seven numbers; halving finds all: 20 x 512 episodes."""
     path = str(Path(__file__).parents[1] / "configs" / "guess.yaml")
     run = train(load_config(path, ["--run_dir", str(tmp_path / "run"), "--logging.samples_every", "0"]))

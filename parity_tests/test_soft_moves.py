@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_grpo.config.loading import ConfigError, load_yaml
+from jax_grpo.config import load_yaml
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ def test_a_stage_has_one_kind_of_data(tmp_path, stage, words):
     with pytest.raises(SystemExit) as refused:
         sft.main(["--config", str(file)])
     assert words in str(refused.value)
-    assert not isinstance(refused.value.__cause__, ConfigError) or not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_learns_from_tables_and_says_so(tmp_path):

@@ -11,6 +11,7 @@ branch one path is drawn by p. The loss of such a draw has the mean of the whole
 """
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,11 +26,10 @@ from jax_grpo.positions.files import PositionFileError
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import policy_prompt
 from jax_grpo.positions.values import move_table
+from jax_grpo.rollout.generate import encode_prompts, padded_length
 
-BRANCHES, DRAWN = (
-    6,
-    2,
-)  # computed of a position's tree; so many of them are of first tokens drawn from the less likely ones
+BRANCHES = 6  # computed of a position's tree
+DRAWN = 2  # of them, where there are more: of first tokens drawn from the less likely ones
 PROMPT_MULTIPLE = 8  # prompts are padded to a multiple, so that only a few shapes are compiled
 CHILDREN = 32  # tokens that may follow a prefix: more than pieces (16) and a queen's squares (27); padded to a multiple
 
@@ -75,22 +75,20 @@ def mirrored(position: Position) -> Position:
     return Position(chess.Board(position.fen).mirror().fen(), moves=moves, evaluations=position.evaluations)
 
 
-def tree(
-    moves: Mapping[tuple[int, ...], float], rng: random.Random, branches: int = BRANCHES, drawn: int = DRAWN
-) -> tuple[list[tuple[int, ...]], list[Node]]:
+def tree(moves: Mapping[tuple[int, ...], float], rng: random.Random) -> tuple[list[tuple[int, ...]], list[Node]]:
     """One path of tokens for each branch, and the nodes on them, the root first.
 
-    `moves` are tokens and p(m), none a prefix of another. With at least as many branches as first tokens all of these are
+    `moves` are tokens and p(m), none a prefix of another. Where there are no more first tokens than branches, all are
     computed, and only the paths behind them are drawn.
     """
     first = _next_tokens(moves, ())
     order = sorted(first, key=lambda token: -first[token])
-    if len(order) <= branches:
+    if len(order) <= BRANCHES:
         chosen = first
     else:
-        rest = order[branches - drawn :]
-        chosen = {token: first[token] for token in order[: branches - drawn]}
-        chosen |= {token: first[token] * len(rest) / drawn for token in rng.sample(rest, drawn)}
+        likely, rest = order[: BRANCHES - DRAWN], order[BRANCHES - DRAWN :]
+        chosen = {token: first[token] for token in likely}
+        chosen |= {token: first[token] * len(rest) / DRAWN for token in rng.sample(rest, DRAWN)}
     paths, nodes = [], [Node(0, 0, first)]
     for branch, (token, share) in enumerate(chosen.items()):
         path, inside = (token,), {move: p for move, p in moves.items() if move[0] == token}
@@ -122,27 +120,22 @@ def soft_moves(
         tokens = tokenizer.encode_batch([f" {move}" for move in shares])
         ended = ((*ids, tokenizer.eos_id) for ids in tokens)
         trees.append(tree(dict(zip(ended, shares.values(), strict=True)), rng))
-    prompts = tokenizer.encode_batch([policy_prompt(position.fen, "B:") for position in positions])
-    length = -(-max(map(len, prompts)) // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
-    ids_PT, mask_PT = (
-        np.full((len(prompts), length), tokenizer.pad_id, np.int32),
-        np.zeros((len(prompts), length), np.int32),
-    )
+    texts = [policy_prompt(position.fen, "B:") for position in positions]
+    prompts = encode_prompts(texts, tokenizer, sys.maxsize, multiple=PROMPT_MULTIPLE)  # `batches` knows the context
     longest = max(len(path) for paths, _ in trees for path in paths)
     most = max(len(node.weights) for _, nodes in trees for node in nodes)
-    branches_PGC = np.full((len(prompts), BRANCHES, longest), tokenizer.pad_id, np.int32)
+    branches_PGC = np.full((len(texts), BRANCHES, longest), tokenizer.pad_id, np.int32)
     there_PGC = np.zeros(branches_PGC.shape, np.int32)
-    shape = (len(prompts), 1 + BRANCHES * (longest - 1), -(-most // CHILDREN) * CHILDREN)
+    shape = (len(texts), 1 + BRANCHES * (longest - 1), padded_length(most, CHILDREN))
     tokens_PNK, weights_PNK = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    for row, (ids, (paths, nodes)) in enumerate(zip(prompts, trees, strict=True)):
-        ids_PT[row, length - len(ids) :], mask_PT[row, length - len(ids) :] = ids, 1
+    for row, (paths, nodes) in enumerate(trees):
         for branch, path in enumerate(paths):
             branches_PGC[row, branch, : len(path)], there_PGC[row, branch, : len(path)] = path, 1
         for node in nodes:
             at = node.depth and node.branch * (longest - 1) + node.depth
             tokens_PNK[row, at, : len(node.weights)] = list(node.weights)
             weights_PNK[row, at, : len(node.weights)] = list(node.weights.values())
-    return SoftMoves(ids_PT, mask_PT, branches_PGC, there_PGC, tokens_PNK, weights_PNK)
+    return SoftMoves(*prompts, branches_PGC, there_PGC, tokens_PNK, weights_PNK)
 
 
 def batches(
