@@ -18,10 +18,12 @@ import jax
 import numpy as np
 
 from jax_grpo.batch import record
-from jax_grpo.config import Config, parse_cli
+from jax_grpo.config import Config, ConfigError, parse_cli
+from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
 from jax_grpo.model.flops import ImpossibleRate
+from jax_grpo.model.named import PROMPT_STYLE, find_style
 from jax_grpo.model.weights import save_hf
 from jax_grpo.positions.dataset import Heldout, heldout_positions, told
 from jax_grpo.report.console import Console
@@ -62,6 +64,17 @@ def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | Non
     return Evaluator(trainer.policy, trainer.task, prompts, trainer.config, trainer.partner)
 
 
+def _require_taught_style(config: Config) -> None:
+    """Refuses to ask a model for moves in a way that it was not taught, and would answer as if Black's pieces were White's."""
+    weights, style = config.model.weights, config.task.prompt_style
+    asks_moves = {"policy", "game"} & set(config.task.mixture.parts if config.task.mixture else [config.task.name])
+    if asks_moves and weights is not None and style != OWN_SIDE and find_style(weights) == OWN_SIDE:
+        raise ConfigError(
+            f"task.prompt_style is {style!r}, but {weights} was taught to see every position from the mover's side; expected "
+            f"task.prompt_style: {OWN_SIDE}"
+        )
+
+
 def train(
     config: Config,
     *,
@@ -84,6 +97,7 @@ def train(
         origin = continuing.find_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
+        _require_taught_style(config)
         if task is None and rewards is None:
             if config.update.micro_batches == "auto":
                 # Finding them compiles: bad code and bad data of the user's are told before.
@@ -124,7 +138,8 @@ def train(
                 console.note(f"stopped after iteration {done} of {config.iterations}; {resuming}")
                 return run_dir
 
-        save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
+        taught = {PROMPT_STYLE: OWN_SIDE} if config.task.prompt_style == OWN_SIDE else {}
+        save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer, taught)
         from jax_grpo.report.curves import save_all  # matplotlib, which is slow to import, is not needed before
 
         answers = milestones.evaluation.moves(evaluator.prompts) if evaluator and milestones.evaluation else []

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import chess
 import pytest
 from growth import require_linear
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from jax_grpo.tasks.policy import PolicyTask, legal_moves, parse_answer
 # The definition the parser must agree with, written as one pattern; cubic in runs of blanks, so only for short texts.
 ROW = re.compile(r"\s*(?P<moves>[^:]*?)\s+E:\s*(?P<evaluations>[^:]*?)\s+B:\s*(?P<best>\S*)\s*")
 COUNTED = ("structure", "parseable", "legal_moves", "top_five", "evaluation", "best_move", "legal")
+START = chess.STARTING_FEN
 ONE_LEGAL_MOVE = Position("k7/8/8/8/8/8/1R6/K7 b - - 0 1", moves=("a8a7",), evaluations=(0.0,))
 
 
@@ -39,7 +41,7 @@ def _perfect(position: Position) -> str:
     )
 )
 def test_fields_are_those_of_the_row_pattern(text):
-    match, answer = ROW.fullmatch(text), parse_answer("full", text)
+    match, answer = ROW.fullmatch(text), parse_answer("full", text, START)
     if match is None:
         assert answer == ([], [], "", False)
     else:
@@ -52,7 +54,7 @@ def test_parsing_degenerate_text_takes_time_in_proportion_to_its_length(head, bl
     # A collapsed policy writes 144 of GPT-2's longest blank tokens (16 spaces), one row after the other.
     def parsed(length):
         text = head + blank * length
-        return lambda: parse_answer("full", text)
+        return lambda: parse_answer("full", text, START)
 
     require_linear(parsed)
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from jax_grpo.config.sections import Count, Fraction, Positive, Section, Text
 
+OWN_SIDE = "own_side"  # the prompt style whose positions and moves are those of `positions.own_side`
 MOST_LEGAL_MOVES = 218  # of any chess position (Petrovic 1964)
 
 
@@ -143,8 +144,9 @@ class TaskConfig(Section):
     a file of yours and has functions of yours reward them; `my_module:MyTask` or `my_file.py:MyTask` is a task of your own."""
     mixture: Mixture | None = None
     """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
-    prompt_style: Literal["full", "best_move"] = "full"
-    """Policy and game tasks: the whole RookWorld row after `M:`, or one move after `B:`."""
+    prompt_style: Literal["full", "best_move", "own_side"] = "full"
+    """Policy and game tasks: the whole RookWorld row after `M:`, or one move after `B:`; `own_side`: one move, and whoever is to
+    move is shown as White, Black's positions upside down with colours changed (the move it writes is turned back)."""
     rewards: dict[str, float] | None = None
     """Weights by component, over the task's defaults (TRL: reward_weights)."""
     best_for_black: Literal["first", "last"] = "first"

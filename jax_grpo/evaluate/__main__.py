@@ -22,7 +22,7 @@ from jax_grpo.evaluate.puzzles import PACKAGED_PUZZLES, Puzzle, read_puzzles
 from jax_grpo.evaluate.selfplay import pgn
 from jax_grpo.evaluate.side_by_side import save_side_by_side
 from jax_grpo.evaluate.suites import ASKED, SUITES, BeginPart, Data, OurModel, Results, run_suites
-from jax_grpo.model.named import describe_model, load_named
+from jax_grpo.model.named import describe_model, find_style, load_named
 from jax_grpo.positions.dataset import PACKAGED_SOURCES, read_packaged
 from jax_grpo.positions.files import read_positions
 from jax_grpo.positions.sets import read_set
@@ -42,7 +42,8 @@ def evaluate(
 ) -> tuple[dict, Results]:
     """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results."""
     policy = load_named(weights)
-    results = run_suites(suites, OurModel(policy, temperature, data.seed), data, steps)
+    data = dataclasses.replace(data, style=find_style(weights))
+    results = run_suites(suites, OurModel(policy, temperature, data.seed, data.style), data, steps)
     folder = weights_directory(weights)
     settings = {} if is_checkpoint(folder) else json.loads((folder / "config.json").read_text())
     report = {

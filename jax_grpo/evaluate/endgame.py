@@ -62,7 +62,8 @@ def model(policy: PolicyTask, choose: Complete) -> Attack:
 
     def attack(games: Sequence[Ending], numbers: Sequence[int], step: int) -> list[str]:
         prompts = [policy.prompt(Position(game.board.fen()), 0) for game in games]
-        return choose(prompts, numbers=list(numbers), step=step)
+        texts = choose(prompts, numbers=list(numbers), step=step)
+        return [policy.move(text, game.board.fen()) for text, game in zip(texts, games, strict=True)]
 
     return attack
 
@@ -98,7 +99,7 @@ def play(games: Sequence[Ending], attack: Attack, seed: int, tick: Tick) -> None
 
 def _move(game: Ending, text: str, rng: random.Random) -> None:
     """The attacker's move and the defender's answer, or the game's end."""
-    board, uci = game.board, text.strip()
+    board, uci = game.board, text
     if uci not in legal_uci(board):
         game.ended, game.last_text = "illegal", text
         return

@@ -15,9 +15,10 @@ from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.named import Policy
 from jax_grpo.positions.position import Position
-from jax_grpo.positions.rookworld import legal_uci, policy_prompt
+from jax_grpo.positions.rookworld import legal_uci
 from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.rollout.texts import Tick
+from jax_grpo.tasks.policy import in_style, move_prompt
 
 PROMPTS, MOVES = 4, 32  # of a batch; a position with more moves is there several times
 
@@ -50,17 +51,20 @@ def padded_moves(
     return ids_GC, mask_GC
 
 
-def move_logps(policy: Policy, positions: Sequence[Position], tick: Tick = lambda done: None) -> list[dict[str, float]]:
-    """Log-probability, in nats at temperature 1, of writing each legal move after `P: <FEN>    B:`, by UCI and position.
+def move_logps(
+    policy: Policy, positions: Sequence[Position], tick: Tick = lambda done: None, style: str = "best_move"
+) -> list[dict[str, float]]:
+    """Log-probability, in nats at temperature 1, of writing each legal move where a style asks for one, by UCI and position.
 
     A position's are the same in any order of the positions: batches are cut by length and text.
 
     Raises:
         PromptTooLong: a prompt and a move do not fit the model's positions.
     """
-    texts = [policy_prompt(position.fen, "B:") for position in positions]
-    legal = [sorted(legal_uci(chess.Board(position.fen))) for position in positions]
-    distinct = sorted(set().union(*legal))
+    fens = [position.fen for position in positions]
+    texts = [move_prompt(style, fen).text for fen in fens]
+    legal = [sorted(legal_uci(chess.Board(fen))) for fen in fens]
+    distinct = sorted({in_style(style, uci, fen) for moves, fen in zip(legal, fens, strict=True) for uci in moves})
     tokenizer = policy.tokenizer
     ids_of = dict(zip(distinct, tokenizer.encode_batch([f" {uci}" for uci in distinct]), strict=True))
     length = max(map(len, ids_of.values()), default=1)
@@ -73,7 +77,8 @@ def move_logps(policy: Policy, positions: Sequence[Position], tick: Tick = lambd
         batch = groups[start : start + PROMPTS]
         filled = [batch[i % len(batch)] for i in range(PROMPTS)]
         rows = [row for row, _ in filled]
-        padded = [padded_moves([ids_of[uci] for uci in moves], tokenizer.pad_id, MOVES, length) for _, moves in filled]
+        written = [[ids_of[in_style(style, uci, fens[row])] for uci in moves] for row, moves in filled]
+        padded = [padded_moves(ids, tokenizer.pad_id, MOVES, length) for ids in written]
         ids_PGC, mask_PGC = map(np.stack, zip(*padded, strict=True))
         logp_PG = np.asarray(score(policy.params, ids_PT[rows], mask_PT[rows], ids_PGC, mask_PGC))
         for (row, moves), logp_G in zip(batch, logp_PG.tolist(), strict=False):

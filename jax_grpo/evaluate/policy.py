@@ -14,7 +14,7 @@ from jax_grpo.tasks.engine import EnginePool
 from jax_grpo.tasks.environment import plain_number
 from jax_grpo.tasks.policy import CANDIDATES, Answer, PolicyTask
 
-STYLES = ("full", "best_move")  # the whole row after `M:`; one move after `B:`
+ROW, MOVE = "full", "best_move"  # what is asked for: the whole row after `M:`; one move after `B:`
 PAWNS_CAP = 10.0  # evaluations beyond +-10 pawns count as 10: a mate would outweigh every other move in a mean
 
 
@@ -37,7 +37,7 @@ def policy_rows(
     """
     task = policy_task(style)
     components = task.score([task.prompt(position, 0) for position in positions], completions)
-    answers = [policy.parse_answer(style, text) for text in completions]
+    answers = [policy.parse_answer(style, text, p.fen) for text, p in zip(completions, positions, strict=True)]
     values = policy.move_values(positions, [answer.best for answer in answers], engine)
     published = any(position.best for position in positions)
     rows = []

@@ -78,7 +78,8 @@ def play(
         questions: dict[int, Prompt] = {}  # of the games whose move was legal
         truths: list[str] = []
         for number, text in zip(live, choose(prompts, numbers=live, step=step), strict=True):
-            game, uci = games[number], text.strip()
+            game = games[number]
+            uci = policy.move(text, game.state)
             if uci not in legal_uci(game.board):
                 game.ended, game.last_text = "illegal_move", text
                 continue

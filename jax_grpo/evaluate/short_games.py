@@ -19,28 +19,31 @@ from jax_grpo.rollout.texts import Complete, Tick
 from jax_grpo.tasks.base import Prompt
 from jax_grpo.tasks.episodes import Turn, checked_reset, checked_steps
 from jax_grpo.tasks.game import Game, GameTask
-from jax_grpo.tasks.policy import move_prompt
+from jax_grpo.tasks.policy import in_style, move_prompt
 
 MOVES = 3  # of the model's, in each game
 OPPONENTS = ("random", "capture")
 
 
-def random_legal(seed: int) -> Complete:
-    """Answers prompts by any legal move."""
+def random_legal(seed: int, style: str = "best_move") -> Complete:
+    """Answers prompts of a style by any legal move."""
 
     def choose(prompts: Sequence[Prompt], *, numbers: Sequence[int], step: int) -> list[str]:
         draws = [random.Random(f"legal/{seed}/{number}/{step}") for number in numbers]
         boards = [chess.Board(prompt.position.fen) for prompt in prompts if prompt.position is not None]
-        return [random_move(board, rng).uci() for board, rng in zip(boards, draws, strict=True)]
+        return [
+            in_style(style, random_move(board, rng).uci(), board.fen())
+            for board, rng in zip(boards, draws, strict=True)
+        ]
 
     return choose
 
 
 def play(
-    positions: Sequence[Position], opponent: str, choose: Complete, seed: int, tick: Tick
+    positions: Sequence[Position], opponent: str, choose: Complete, seed: int, tick: Tick, style: str = "best_move"
 ) -> dict[str, np.ndarray]:
     """A game from each position, side by side, with as many ticks as moves; `GameTask`'s components, float32 [positions]."""
-    settings = {"name": "game", "prompt_style": "best_move", "opponent": opponent, "episode": {"turns": MOVES}}
+    settings = {"name": "game", "prompt_style": style, "opponent": opponent, "episode": {"turns": MOVES}}
     task = GameTask(TaskConfig.model_validate(settings))
     prompts = [dataclasses.replace(task.prompt(p, 0), draw=(seed, number)) for number, p in enumerate(positions)]
     episodes = checked_reset(task, prompts)
@@ -48,7 +51,7 @@ def play(
         live = {number: episode for number, episode in enumerate(episodes) if not episode.done}
         if live:
             fens = [game.board.fen() for e in live.values() if isinstance(game := e.environment, Game)]
-            asked = [move_prompt("best_move", fen, Position(fen)) for fen in fens]
+            asked = [move_prompt(style, fen, Position(fen)) for fen in fens]
             texts = choose(asked, numbers=list(live), step=step)
             answers = checked_steps(task, prompts, live, texts)
             for episode, text, (observation, done) in zip(live.values(), texts, answers, strict=True):

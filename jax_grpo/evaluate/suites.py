@@ -14,7 +14,7 @@ from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.evaluate import MODES, endgame, puzzles, short_games, side_by_side, strength
 from jax_grpo.evaluate.mates import Mate, mate_rows
 from jax_grpo.evaluate.move_logps import move_logps
-from jax_grpo.evaluate.policy import STYLES, policy_rows, policy_task
+from jax_grpo.evaluate.policy import MOVE, ROW, policy_rows, policy_task
 from jax_grpo.evaluate.puzzles import Puzzle
 from jax_grpo.evaluate.selfplay import Game, openings, play, selfplay_estimates
 from jax_grpo.evaluate.statistics import Estimate, summarise
@@ -58,6 +58,7 @@ class Data:
     tables_of: str = ""  # which split they are, in words
     skill_zero: Player | None = None  # a reference player that needs an engine
     puzzles: Sequence[Puzzle] = ()
+    style: str = "best_move"  # in which the model is asked for one move, of `tasks.policy`
 
 
 @dataclasses.dataclass
@@ -77,7 +78,8 @@ class Results:
 class OurModel:
     """A policy asked by our own rollout; each generator is compiled when first asked for."""
 
-    def __init__(self, policy: Policy, temperature: float, seed: int):
+    def __init__(self, policy: Policy, temperature: float, seed: int, style: str = "best_move"):
+        self._style = style  # as `Data.style`
         self._policy, self._seed = policy, seed
         self._modes = {"greedy": (0.0, 1), "sampled": (temperature, 1), "samples": (temperature, strength.SAMPLES)}
         self._made: dict[tuple[str, str], Generator] = {}
@@ -92,7 +94,7 @@ class OurModel:
         return self._made[kind, mode]
 
     def move_logps(self, positions: Sequence[Position], tick: Tick) -> list[dict[str, float]]:
-        return move_logps(self._policy, positions, tick)
+        return move_logps(self._policy, positions, tick, self._style)
 
 
 def run_suites(suites: Sequence[str], ask: Ask, data: Data, steps: BeginPart) -> Results:
@@ -107,22 +109,26 @@ def _sides(positions: Sequence[Position]) -> dict[str, list[bool]]:
     return {name: [f" {letter} " in p.fen for p in positions] for name, letter in {"white": "w", "black": "b"}.items()}
 
 
-def _moves(ask: Ask, suite: str, positions: Sequence[Position], steps: BeginPart) -> Iterator[tuple[str, str, list]]:
-    """Style, mode and completions: what the model answers in each position, asked in every style and mode."""
-    for style in STYLES:
+def _moves(
+    ask: Ask, suite: str, positions: Sequence[Position], data: Data, steps: BeginPart
+) -> Iterator[tuple[str, str, str, list]]:
+    """Kind, style, mode and completions: what the model answers in each position, asked for rows and moves in every mode."""
+    for kind, style in ((ROW, "full"), (MOVE, data.style)):
         task = policy_task(style)
         prompts = [task.prompt(position, 0) for position in positions]
         for mode in MODES:
-            yield style, mode, ask(style, mode)(prompts, tick=steps(f"{suite}, {style}, {mode}", len(prompts)))
+            yield kind, style, mode, ask(kind, mode)(prompts, tick=steps(f"{suite}, {kind}, {mode}", len(prompts)))
 
 
 def _policy(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     positions = labelled(data.positions, data.engine)
-    for style, mode, completions in _moves(ask, "policy", positions, steps):
+    for kind, style, mode, completions in _moves(ask, "policy", positions, data, steps):
         rows = policy_rows(style, positions, completions, data.engine)
-        results.add(f"policy/{style}/{mode}", summarise(rows, _sides(positions)))
-        if (style, mode) == ("best_move", "greedy"):
-            results.moves = {p.fen: text.strip() for p, text in zip(positions, completions, strict=True)}
+        results.add(f"policy/{kind}/{mode}", summarise(rows, _sides(positions)))
+        if (kind, mode) == (MOVE, "greedy"):
+            results.moves = {
+                p.fen: parse_answer(style, text, p.fen).best for p, text in zip(positions, completions, strict=True)
+            }
 
 
 def environment_prompts(positions: Sequence[Position]) -> list[Prompt]:
@@ -143,26 +149,26 @@ def _environment(ask: Ask, data: Data, steps: BeginPart, results: Results) -> No
 
 def _mates(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     positions = [mate.position for mate in data.mates]
-    for style, mode, completions in _moves(ask, "mates", positions, steps):
-        moves = [parse_answer(style, text).best for text in completions]
-        results.add(f"mates/{style}/{mode}", summarise(mate_rows(data.mates, moves), _sides(positions)))
+    for kind, style, mode, completions in _moves(ask, "mates", positions, data, steps):
+        moves = [parse_answer(style, text, p.fen).best for text, p in zip(completions, positions, strict=True)]
+        results.add(f"mates/{kind}/{mode}", summarise(mate_rows(data.mates, moves), _sides(positions)))
 
 
 def _selfplay(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
-    task = policy_task("best_move")
+    task = policy_task(data.style)
     for part, own in {"own_environment": True, "python_chess": False}.items():
         for mode in MODES:
             games = openings(data.games, data.seed)
             simulate = ask("environment", mode) if own else None
             tick = steps(f"self-play, {part}, {mode}", data.half_moves)
-            play(games, task, ask("best_move", mode), simulate, data.half_moves, tick)
+            play(games, task, ask(MOVE, mode), simulate, data.half_moves, tick)
             results.add(f"selfplay/{part}/{mode}", selfplay_estimates(games, own, data.seed))
             results.games[f"{part}/{mode}"] = games
 
 
 def _endgame(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
-    task = policy_task("best_move")
-    players = {mode: endgame.model(task, ask("best_move", mode)) for mode in MODES}
+    task = policy_task(data.style)
+    players = {mode: endgame.model(task, ask(MOVE, mode)) for mode in MODES}
     players |= {"random_legal": endgame.random_legal(data.seed), "perfect": endgame.perfect}
     for men in endgame.ENDINGS:
         for player, attack in players.items():
@@ -176,11 +182,13 @@ def _endgame(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
 
 
 def _short_games(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
-    players = {mode: ask("best_move", mode) for mode in MODES} | {"random_legal": short_games.random_legal(data.seed)}
+    players = {mode: ask(MOVE, mode) for mode in MODES} | {
+        "random_legal": short_games.random_legal(data.seed, data.style)
+    }
     for opponent in short_games.OPPONENTS:
         for player, choose in players.items():
             tick = steps(f"short games against {opponent}, {player}", short_games.MOVES)
-            found = short_games.play(data.positions, opponent, choose, data.seed, tick)
+            found = short_games.play(data.positions, opponent, choose, data.seed, tick, data.style)
             groups = _sides(data.positions)
             results.add(
                 f"short_games/{opponent}/{player}", short_games.estimates(data.positions, found, groups, data.seed)
@@ -189,7 +197,7 @@ def _short_games(ask: Ask, data: Data, steps: BeginPart, results: Results) -> No
 
 def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     positions = data.tables
-    task = policy_task("best_move")
+    task = policy_task(data.style)
     prompts = [task.prompt(position, 0) for position in positions]
 
     def add(player: str, answers: Sequence[Sequence[str]], others: Sequence[Mapping[str, float | None]]) -> None:
@@ -198,8 +206,9 @@ def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
         results.add(f"strength/tables/{player}", strength.estimates(positions, rows, data.seed))
 
     def asked(mode: str) -> list[str]:
-        texts = ask("best_move", mode)(prompts, tick=steps(f"strength, {mode}", len(prompts)))
-        return [parse_answer("best_move", text).best for text in texts]
+        texts = ask(MOVE, mode)(prompts, tick=steps(f"strength, {mode}", len(prompts)))
+        each = len(texts) // max(len(positions), 1)
+        return [task.move(text, positions[i // each].fen) for i, text in enumerate(texts)]
 
     logps = ask.move_logps(positions, steps("strength, likelihood of legal moves", len(positions)))
     results.boards = [side_by_side.distribution(positions[i], logps[i]) for i in side_by_side.drawn(positions)]
@@ -219,13 +228,13 @@ def _strength(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
         add("label", [[position.best or ""] for position in positions], [{}] * len(positions))
 
 
-def _attempted(choose: Complete, count: int) -> puzzles.Answer:
-    """Moves of a generator that completes each prompt `count` times."""
-    task = policy_task("best_move")
+def _attempted(choose: Complete, count: int, style: str) -> puzzles.Answer:
+    """Moves of a generator that completes each prompt of a style `count` times."""
+    task = policy_task(style)
 
     def answer(positions: Sequence[Position], numbers: Sequence[int], step: int) -> list[list[str]]:
         texts = choose([task.prompt(position, 0) for position in positions], numbers=numbers, step=step)
-        moves = [parse_answer("best_move", text).best for text in texts]
+        moves = [task.move(text, positions[i // count].fen) for i, text in enumerate(texts)]
         return [moves[i : i + count] for i in range(0, len(moves), count)]
 
     return answer
@@ -236,7 +245,7 @@ def _puzzles(ask: Ask, data: Data, steps: BeginPart, results: Results) -> None:
     ratings = [puzzle.rating for puzzle in asked if puzzle.rating is not None]
     for mode, (kind, count) in {"greedy": ("greedy", 1), "sampled": ("samples", strength.SAMPLES)}.items():
         tick = steps(f"puzzles, {mode}", max(len(puzzle.line) // 2 + 1 for puzzle in asked))
-        found = puzzles.attempts(asked, _attempted(ask("best_move", kind), count), count, tick)
+        found = puzzles.attempts(asked, _attempted(ask(MOVE, kind), count, data.style), count, tick)
         rows = puzzles.puzzle_rows(found, count)
         estimates = summarise(rows, puzzles.groups(asked))
         if len(ratings) == len(asked):

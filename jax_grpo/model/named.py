@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.files import RUN_WEIGHTS, TOKENIZER_FILE, require_weights, weights_directory
+from jax_grpo.config.files import RUN_WEIGHTS, TOKENIZER_FILE, read_settings, require_weights, weights_directory
 from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
 from jax_grpo.model.tokenizer import MARKER_FILE, Tokenizer
 from jax_grpo.model.weights import WeightsError, abstract_params, load_hf, read_config, require_finite
@@ -22,6 +23,7 @@ from jax_grpo.run import checkpoints
 from jax_grpo.run.files import STATE, is_checkpoint, read_manifest
 
 GPT2_VOCABULARY = 50257
+PROMPT_STYLE = "prompt_style"  # what config.json calls how a model is asked, where that is `OWN_SIDE`
 
 
 class Policy(NamedTuple):
@@ -126,6 +128,18 @@ def find_tokenizer(weights: str) -> str:
         f"{folder} has no tokenizer (vocab.json and merges.txt, {TOKENIZER_FILE}, or {MARKER_FILE}) and its vocabulary of "
         f"{vocabulary} is not GPT-2's {GPT2_VOCABULARY}; put the tokenizer's files beside the weights"
     )
+
+
+def find_style(weights: str) -> str:
+    """How weights that are there were taught to be asked for one move, by a checkpoint's config or config.json: `own_side`
+    where they say so, else `best_move`.
+    """
+    folder = weights_directory(weights)
+    if is_checkpoint(folder):
+        said = read_manifest(folder)["config"]["task"].get(PROMPT_STYLE)
+    else:
+        said = read_settings(folder / "config.json").get(PROMPT_STYLE)
+    return OWN_SIDE if said == OWN_SIDE else "best_move"
 
 
 def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:

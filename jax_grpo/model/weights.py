@@ -6,8 +6,9 @@ embedding is padded to the model's row multiple on the way in and cut to the voc
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -169,8 +170,17 @@ def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config
     )
 
 
-def save_hf(directory: str | Path, config: GPT2Config, params: nnx.State, tokenizer: Tokenizer | None = None) -> None:
-    """Writes a folder that `transformers.AutoModelForCausalLM` and `load_hf` read. The weights file appears whole or not at all."""
+def save_hf(
+    directory: str | Path,
+    config: GPT2Config,
+    params: nnx.State,
+    tokenizer: Tokenizer | None = None,
+    said: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Writes a folder that `transformers.AutoModelForCausalLM` and `load_hf` read. The weights file appears whole or not at all.
+
+    `said` is what else config.json says of the model.
+    """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     eos_id = tokenizer.eos_id if tokenizer else config.vocab_size - 1
@@ -182,6 +192,7 @@ def save_hf(directory: str | Path, config: GPT2Config, params: nnx.State, tokeni
         "layer_norm_epsilon": config.layer_norm_epsilon,
         **dict.fromkeys(("bos_token_id", "eos_token_id"), eos_id),
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        **said,
     }
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     generation = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eos_id)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import chess
 import chess.pgn
 
-from jax_grpo.play.player import CAPS, Player
+from jax_grpo.play.player import Player
 from jax_grpo.positions.position import Position, ending
 from jax_grpo.positions.random_play import random_move
 from jax_grpo.positions.rookworld import legal_uci
@@ -45,7 +45,7 @@ class ModelSide:
         self._player, self._strict = Player(weights), strict
         self._task = self._player.task
         self._write = Generator(
-            self._player.policy, self._task.stop_rule, CAPS["best_move"], temperature=temperature, seed=seed
+            self._player.policy, self._task.stop_rule, self._player.cap, temperature=temperature, seed=seed
         )
         self.asked = self.substituted = 0
 
@@ -54,7 +54,8 @@ class ModelSide:
         prompts = [self._task.prompt(Position(board.fen()), 0) for board in boards]
         # The number tells apart every half-move of every game.
         numbers = [(game << 10) + board.ply() for game, board in zip(games, boards, strict=True)]
-        written = [text.strip() for text in self._write(prompts, numbers=numbers)]
+        texts = self._write(prompts, numbers=numbers)
+        written = [self._task.move(text, board.fen()) for text, board in zip(texts, boards, strict=True)]
         self.asked += len(boards)
         if self._strict:
             return written

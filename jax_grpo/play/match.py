@@ -27,6 +27,7 @@ import jax_grpo
 from jax_grpo.config.files import require_weights
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.evaluate.statistics import elo_estimate
+from jax_grpo.model.named import find_style
 from jax_grpo.play import tournament
 from jax_grpo.play.arena import counts, ends, random_opening, with_headers
 from jax_grpo.play.uci import FALLBACK, add_model_options
@@ -119,7 +120,8 @@ def random_mover(seed: int) -> Iterator[tuple[str, Mover]]:
 
 def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
     """Plays the match and writes what was asked for after every game, so that an interrupted one keeps its games."""
-    model = ["--weights", args.weights, "--prompt-style", args.prompt_style]
+    style = args.prompt_style or find_style(args.weights)
+    model = ["--weights", args.weights, "--prompt-style", style]
     model += ["--tokenizer", args.tokenizer] if args.tokenizer else []
     settings = {"Temperature": str(args.temperature), "TopK": args.top_k, "TopP": str(args.top_p), "Seed": args.seed}
     movers = {"stockfish": stockfish(args.engine, args.level, args.elo, args.nodes), "random": random_mover(args.seed)}
@@ -138,7 +140,7 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
             "command": shlex.join(["python", "-m", "jax_grpo.match", *command]),
             "model": args.weights,
             "opponent": name,
-            "model_options": settings | {"prompt_style": args.prompt_style},
+            "model_options": settings | {"prompt_style": style},
             "opening_plies": args.opening_plies,
         }
         games: list[Game] = []

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 import chess
 import numpy as np
 
+from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.evaluate.move_logps import make_score, padded_moves
 from jax_grpo.evaluate.policy import policy_task
-from jax_grpo.model.named import load_named
-from jax_grpo.positions.rookworld import policy_prompt
+from jax_grpo.model.named import find_style, load_named
 from jax_grpo.rollout.generate import PromptTokens, encode_prompts
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import Texts
 from jax_grpo.tasks.base import Position
-from jax_grpo.tasks.policy import parse_answer
+from jax_grpo.tasks.policy import in_style, move_prompt
 
 PROMPT_TOKENS = 96  # every prompt is padded to it; the few longer ones to the next multiple of 32
 MOVES = 64  # legal moves scored together; a position with more takes several passes
 MOVE_TOKENS = 8  # longest move
-CAPS = {"best_move": MOVE_TOKENS, "full": 144}  # tokens of a completion, by style
+CAPS = {"best_move": MOVE_TOKENS, OWN_SIDE: MOVE_TOKENS, "full": 144}  # tokens of a completion, by style
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -38,19 +38,26 @@ class Choice(NamedTuple):
 class Player:
     """The weights of a name, with a tokenizer that is not their own where one is given (see `model.named.load_named`).
 
-    `style` is how a move is asked for, a key of `CAPS`. A program is compiled at the first use of its sampling settings.
+    `style` is how a move is asked for, a key of `CAPS`; None: as the weights were taught (`model.named.find_style`).
+    A program is compiled at the first use of its sampling settings.
 
     Raises:
         ConfigError, WeightsError, TokenizerError, CheckpointError: the weights cannot be used.
     """
 
-    def __init__(self, weights: str, tokenizer: str | None = None, style: str = "best_move"):
-        self._style, self.task = style, policy_task(style)
-        self.policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + CAPS[style])
+    def __init__(self, weights: str, tokenizer: str | None = None, style: str | None = None):
+        self._style = style or find_style(weights)
+        self.task = policy_task(self._style)
+        self.policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + self.cap)
         self.policy.tokenizer.require_writable(self.task.answers, self.task.name)
-        self._texts = Texts(self.policy.tokenizer, self.task.stop_rule, CAPS[style])
+        self._texts = Texts(self.policy.tokenizer, self.task.stop_rule, self.cap)
         self._generate: dict[Sampling, Callable[..., Any]] = {}
         self._score = make_score(self.policy.graphdef, self.policy.tokenizer.vocab_size)
+
+    @property
+    def cap(self) -> int:
+        """Tokens of an answer at most."""
+        return CAPS[self._style]
 
     def compile(self, sampling: Sampling = GREEDY) -> None:
         """Makes both programs, so that a move after it is quick."""
@@ -82,9 +89,10 @@ class Player:
         return Choice(legal[best], written, float(logps[best]))
 
     def move_logps(self, board: chess.Board, moves: Sequence[chess.Move]) -> np.ndarray:
-        """Log-probability in nats, float32 [moves], of writing each move after `P: <FEN>    B:`, at temperature 1."""
-        tokens = self._encode(policy_prompt(board.fen(), "B:"))
-        encoded = self.policy.tokenizer.encode_batch([f" {move.uci()}" for move in moves])
+        """Log-probability in nats, float32 [moves], of writing each move where one alone is asked for, at temperature 1."""
+        style, fen = OWN_SIDE if self._style == OWN_SIDE else "best_move", board.fen()
+        tokens = self._encode(move_prompt(style, fen).text)
+        encoded = self.policy.tokenizer.encode_batch([f" {in_style(style, move.uci(), fen)}" for move in moves])
         logps = []
         for start in range(0, len(encoded), MOVES):
             batch = encoded[start : start + MOVES]
@@ -100,9 +108,9 @@ class Player:
         prompt = self.task.prompt(Position(board.fen()), 0)
         program, params, tokens = self._generate[sampling], self.policy.params, self._encode(prompt.text)
         (text,) = self._texts.complete(program, params, [prompt], tokens, [game], seed, board.ply(), batch=1)
-        return parse_answer(self._style, text).best
+        return self.task.move(text, board.fen())
 
     def _encode(self, text: str) -> PromptTokens:
         """The prompt, padded to one of few widths: programs are compiled by width."""
-        room = self.policy.architecture.max_position_embeddings - CAPS[self._style]
+        room = self.policy.architecture.max_position_embeddings - self.cap
         return encode_prompts([text], self.policy.tokenizer, room, multiple=32, least=PROMPT_TOKENS)

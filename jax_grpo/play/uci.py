@@ -170,8 +170,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--weights", default="packaged:rook-small", help="packaged:NAME, run folder, Hugging Face folder, checkpoint"
     )
     parser.add_argument("--tokenizer", help="chess, gpt2 or a folder; default: the weights' own")
-    styles = {"choices": ("best_move", "full"), "default": "best_move"}
-    parser.add_argument("--prompt-style", **styles, help="one move, or the whole RookWorld row")
+    how = (
+        "one move, the whole RookWorld row, or one move from the mover's own side; default: as the weights were taught"
+    )
+    parser.add_argument("--prompt-style", choices=("best_move", "full", "own_side"), help=how)
 
 
 def main(argv: list[str] | None = None) -> None:

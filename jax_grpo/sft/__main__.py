@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,10 @@ from flax import nnx
 
 from jax_grpo.config import ConfigError, load_yaml
 from jax_grpo.config.sections import ModelConfig, PromptsConfig
+from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
-from jax_grpo.model.named import load_policy
+from jax_grpo.model.named import PROMPT_STYLE, load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import save_hf
 from jax_grpo.optimiser import decays
@@ -47,13 +48,15 @@ class Stage(pydantic.BaseModel, extra="forbid", frozen=True):
     """One part of the training: `rows` examples at a peak learning rate, cosine to a tenth of it.
 
     They are texts of a `mixture`, or positions of `tables`, a source as `prompts.source` with every legal move's value, and then
-    all moves are taught at once by softmax(win probability / tau), of which a share `uniform` is even (`sft.soft_moves`).
+    all moves are taught at once by softmax(win probability / tau), of which a share `uniform` is even (`sft.soft_moves`), in
+    prompts of `prompt_style`.
     """
 
     mixture: dict[str, float] | None = None
     tables: str | None = None
     tau: float = pydantic.Field(default=0.02, gt=0)
     uniform: float = pydantic.Field(default=0.08, ge=0, le=1)
+    prompt_style: Literal["best_move", "own_side"] = "best_move"
     rows: int = pydantic.Field(gt=0)
     learning_rate: float = pydantic.Field(gt=0)
 
@@ -68,7 +71,7 @@ class Stage(pydantic.BaseModel, extra="forbid", frozen=True):
     def _one_kind(self) -> Self:
         if (self.mixture is None) == (self.tables is None):
             raise ValueError("expected one of mixture and tables in a stage")
-        if self.tables is None and (aimless := sorted({"tau", "uniform"} & self.model_fields_set)):
+        if self.tables is None and (aimless := sorted({"tau", "uniform", "prompt_style"} & self.model_fields_set)):
             raise ValueError(f"{aimless[0]} is of a stage of tables; this one has a mixture")
         return self
 
@@ -162,7 +165,8 @@ def train(config: SFTConfig) -> Path:
                     record = {"step": done, "stage": number, "loss": mean, "rows_per_second": round(rate, 1)}
                     print(json.dumps(record), file=log, flush=True)
                     progress.update(bar, description=f"stage {number}, loss {mean:.3f}, {rate:.0f} rows/s")
-            save_hf(out / f"stage{number}", architecture, params, tokenizer)
+            said = {PROMPT_STYLE: OWN_SIDE} if stage.prompt_style == OWN_SIDE else {}
+            save_hf(out / f"stage{number}", architecture, params, tokenizer, said)
     final = out / f"stage{len(config.stages) - 1}"
     provenance = {
         "command": "python -m jax_grpo.sft " + " ".join(sys.argv[1:]),
@@ -184,7 +188,10 @@ def _feeds(config: SFTConfig, tokenizer: Tokenizer, context: int) -> list[Iterat
     for stage in config.stages:
         if stage.tables is not None:
             positions = load_positions(PromptsConfig(source=stage.tables), config.seed)
-            moves = soft_moves.batches(positions, tokenizer, config.batch_size, context, rng, stage.tau, stage.uniform)
+            own_side = stage.prompt_style == OWN_SIDE
+            moves = soft_moves.batches(
+                positions, tokenizer, config.batch_size, context, rng, stage.tau, stage.uniform, own_side
+            )
             feeds.append(itertools.chain([next(moves)], moves))
         else:
             texts = rows(stage.mixture or {}, labelled, rng, config.followed)

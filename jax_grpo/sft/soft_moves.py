@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import chess
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +22,7 @@ from flax import nnx
 
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.positions.files import PositionFileError
+from jax_grpo.positions.own_side import is_black, mirrored
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import policy_prompt
 from jax_grpo.positions.values import move_table
@@ -62,17 +62,6 @@ def target(wins: Mapping[str, float], tau: float, uniform: float) -> dict[str, f
     p_M = np.exp((w_M - w_M.max()) / tau)
     p_M = (1 - uniform) * p_M / p_M.sum() + uniform / len(p_M)
     return dict(zip(wins, p_M.tolist(), strict=True))
-
-
-def mirrored(position: Position) -> Position:
-    """The same position with colours changed: the board upside down, the other side to move, every move on the other side."""
-    moves = tuple(
-        chess.Move(
-            chess.square_mirror(move.from_square), chess.square_mirror(move.to_square), promotion=move.promotion
-        ).uci()
-        for move in map(chess.Move.from_uci, position.moves)
-    )
-    return Position(chess.Board(position.fen).mirror().fen(), moves=moves, evaluations=position.evaluations)
 
 
 def tree(moves: Mapping[tuple[int, ...], float], rng: random.Random) -> tuple[list[tuple[int, ...]], list[Node]]:
@@ -146,8 +135,9 @@ def batches(
     rng: random.Random,
     tau: float,
     uniform: float,
+    own_side: bool = False,
 ) -> Iterator[SoftMoves]:
-    """Endless batches, epoch after epoch in a new order, each position as it is or mirrored.
+    """Endless batches, epoch after epoch in a new order, each position as it is or mirrored; `own_side`: always with White to move.
 
     Raises:
         PositionFileError: not one batch of them, or a position and a move are more than `context` tokens.
@@ -159,7 +149,9 @@ def batches(
         order = rng.sample(range(len(positions)), len(positions))
         for at in range(0, len(order) - batch_size + 1, batch_size):
             chosen = (positions[number] for number in order[at : at + batch_size])
-            sides = [mirrored(position) if rng.random() < 0.5 else position for position in chosen]
+            sides = [
+                mirrored(each) if (is_black(each.fen) if own_side else rng.random() < 0.5) else each for each in chosen
+            ]
             batch = soft_moves(sides, tokenizer, rng, tau, uniform)
             lengths_P = batch.prompt_mask_PT.sum(-1)
             if (most := lengths_P.max() + batch.completion_ids_PGC.shape[-1]) > context:

@@ -121,7 +121,7 @@ class GameTask(EpisodicTask):
         """The model's move in each game, and the opponent's in all that go on, who is asked about them at once."""
         for game, text in zip(environments, completions, strict=True):
             game.left -= 1
-            game.move(parse_answer(self._style, text).best)
+            game.move(parse_answer(self._style, text, game.board.fen()).best)
             game.played += game.ended != ILLEGAL
         answering = [game for game in environments if game.ended is None]
         if answering:

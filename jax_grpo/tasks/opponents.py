@@ -112,7 +112,8 @@ class PolicyOpponent:
     def moves(self, boards: Sequence[chess.Board], draws: Sequence[random.Random]) -> list[str]:
         prompts = [move_prompt(self._style, board.fen()) for board in boards]
         texts = self.write(prompts, [draw.getrandbits(31) for draw in draws])
-        answers = [parse_answer(self._style, text).best for text in texts]
+        pairs = zip(texts, boards, strict=True)
+        answers = [parse_answer(self._style, text, board.fen()).best for text, board in pairs]
         legal = [answer in legal_uci(board) for answer, board in zip(answers, boards, strict=True)]
         self.written, self.replaced = self.written + len(legal), self.replaced + legal.count(False)
         rows = zip(answers, legal, boards, draws, strict=True)

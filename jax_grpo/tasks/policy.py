@@ -1,4 +1,4 @@
-"""The `P:` task: five candidate moves, their evaluations and the best move; or, with the reduced prompt, one move.
+"""The `P:` task: five candidate moves, their evaluations and the best move; or, with the reduced prompts, one move.
 
 Parsed by field, never by column; the candidates are not sorted. The best move is the engine's first for both colours: the
 published labels give Black the worst of the five (`best_for_black: last` reproduces them).
@@ -13,7 +13,8 @@ from typing import NamedTuple
 import chess
 import numpy as np
 
-from jax_grpo.config.tasks import TaskConfig
+from jax_grpo.config.tasks import OWN_SIDE, TaskConfig
+from jax_grpo.positions.own_side import as_white, turned
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.rookworld import UCI, legal_uci, policy_prompt
 from jax_grpo.positions.values import move_table, moves_lost, win_probability
@@ -23,23 +24,31 @@ from jax_grpo.tasks.stop import SEEKING, SPACES, policy_stop
 
 CANDIDATES = 5
 # What the prompt of a style ends with, and the first state of its stop rule.
-ASKED = {"full": ("M:", SEEKING), "best_move": ("B:", SPACES)}
+ASKED = {"full": ("M:", SEEKING), "best_move": ("B:", SPACES), OWN_SIDE: ("B:", SPACES)}
 WEIGHTS = {
     "full": {"structure": 0.2, "parseable": 0.1, "legal_moves": 0.2, "top_five": 0.5, "evaluation": 0.2}
     | {"best_move": 1.0, "quality": 0.5, "malformed": -1.0, "legal": 0.5},
     "best_move": {"parseable": 0.1, "legal": 1.0, "top_five": 0.2, "best_move": 0.3, "quality": 0.4, "malformed": -0.5},
 }
+WEIGHTS[OWN_SIDE] = WEIGHTS["best_move"]
 # Components of runs that ask for them: they need positions with every legal move's evaluation, or exact ones.
 VALUE, TECHNIQUE = "value", "technique"
 KEPT = 0.7  # of `technique`'s reward, for each move by which the mate is put off
-ANSWERS = {"full": (" e2e4 g1f3    E: 0.35 -1.2    B: e2e4",), "best_move": (" e2e4", " a7a8q")}
+ONE_MOVE = (" e2e4", " a7a8q")
+ANSWERS = {"full": (" e2e4 g1f3    E: 0.35 -1.2    B: e2e4",), "best_move": ONE_MOVE, OWN_SIDE: ONE_MOVE}
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
 
 
 def move_prompt(style: str, fen: str, position: Position | None = None) -> Prompt:
     """What asks for a move in a style, a key of `ASKED`."""
     field, start_state = ASKED[style]
-    return Prompt(policy_prompt(fen, field), start_state, position)
+    shown = as_white(fen) if style == OWN_SIDE else fen
+    return Prompt(policy_prompt(shown, field), start_state, position)
+
+
+def in_style(style: str, uci: str, fen: str) -> str:
+    """A move of the board as a style writes it, and back again; any text that is no move is left as it is."""
+    return turned(uci, fen) if style == OWN_SIDE else uci
 
 
 class Answer(NamedTuple):
@@ -51,10 +60,13 @@ class Answer(NamedTuple):
     structured: bool
 
 
-def parse_answer(style: str, text: str) -> Answer:
-    """Fields of a completion: the one move, or of a `full` prompt what follows `M:`; any text parses, bad ones unstructured."""
+def parse_answer(style: str, text: str, fen: str) -> Answer:
+    """Fields of a completion about the position `fen`: the one move, or of a `full` prompt what follows `M:`.
+
+    Moves are those of the position's board. Any text parses, bad ones unstructured.
+    """
     if style != "full":
-        return Answer([], [], text.strip(), True)
+        return Answer([], [], in_style(style, text.strip(), fen), True)
     # Split, not matched: one pattern for the row backtracks in cubic time on runs of blanks, which collapsed policies write.
     fields = text.split(":", 2)
     # Before a colon stand a field, a blank and the next field's marker.
@@ -86,12 +98,12 @@ class PolicyTask(Task):
     name = "policy"
 
     def __init__(self, config: TaskConfig):
-        self._style, self._best_for_black = config.prompt_style, config.best_for_black
+        self.style, self._best_for_black = config.prompt_style, config.best_for_black
         self._values, self._technique = (name in (config.rewards or {}) for name in (VALUE, TECHNIQUE))
         asked = ((VALUE, self._values), (TECHNIQUE, self._technique))
-        weights = WEIGHTS[self._style] | {name: 0.0 for name, wanted in asked if wanted}
+        weights = WEIGHTS[self.style] | {name: 0.0 for name, wanted in asked if wanted}
         self.component_weights = with_overrides(self.name, weights, config.rewards)
-        self.stop_rule, self.answers = policy_stop(), ANSWERS[self._style]
+        self.stop_rule, self.answers = policy_stop(), ANSWERS[self.style]
         self._engine = EnginePool(config.engine) if config.engine else None
 
     def close(self) -> None:
@@ -103,7 +115,7 @@ class PolicyTask(Task):
             move_table(position)  # before anything is generated
         if self._technique:
             moves_lost(position)
-        return move_prompt(self._style, position.fen, position)
+        return move_prompt(self.style, position.fen, position)
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """The engine's analyses of unlabelled positions, and the legal moves of all: both are cached."""
@@ -112,7 +124,8 @@ class PolicyTask(Task):
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
         positions = self._labelled(prompts)
-        answers = [parse_answer(self._style, text) for text in completions]
+        pairs = zip(completions, positions, strict=True)
+        answers = [parse_answer(self.style, text, position.fen) for text, position in pairs]
         values = move_values(positions, [answer.best for answer in answers], self._engine)
         rows = [self._row(*row) for row in zip(positions, answers, values, strict=True)]
         return stack(rows, self.component_weights)
@@ -121,6 +134,10 @@ class PolicyTask(Task):
         positions = [prompt.position for prompt in prompts if prompt.position is not None]
         assert len(positions) == len(prompts), "policy prompts carry their position"
         return labelled(positions, self._engine, whole=self._values)
+
+    def move(self, text: str, fen: str) -> str:
+        """The one move that a completion about `fen` plays, or text that is none."""
+        return parse_answer(self.style, text, fen).best
 
     def _row(self, position: Position, answer: Answer, pawns: float | None) -> dict[str, float]:
         legal = legal_moves(position.fen)
@@ -141,7 +158,7 @@ class PolicyTask(Task):
         if self._technique:
             lost = moves_lost(position).get(answer.best)
             row[TECHNIQUE] = 0.0 if lost is None else KEPT**lost
-        if self._style == "best_move":
+        if self.style != "full":
             return row | {"parseable": 1 - row["malformed"], "top_five": float(answer.best in first)}
         moves, evaluations = answer.moves[:CANDIDATES], answer.evaluations[:CANDIDATES]
         numbers = [float(e) if _NUMBER.fullmatch(e) else None for e in evaluations]
