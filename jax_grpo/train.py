@@ -142,7 +142,9 @@ def train(
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer, taught)
         from jax_grpo.report.curves import save_all  # matplotlib, which is slow to import, is not needed before
 
-        answers = milestones.evaluation.moves(evaluator.prompts) if evaluator and milestones.evaluation else []
+        answers = []
+        if evaluator and milestones.evaluation:
+            answers = milestones.evaluation.moves(evaluator.prompts, config.task.prompt_style)
         pictures = save_all(run_dir, answers)
         record_finish(run_dir)
         print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *pictures]))

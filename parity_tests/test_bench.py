@@ -119,7 +119,7 @@ NAMED = [
 
 @pytest.mark.parametrize(("module", "name"), NAMED)
 def test_a_problem_that_carries_a_configs_name_has_that_configs_sizes(module, name):
-    """Against the programs that a run of the config compiles. A name such as `quickstart-small` has no such file: it is refused."""
+    """Against the programs that a run of the config compiles. A name such as `legality-small` has no such file: it is refused."""
     file = CONFIGS / f"{name.replace('-', '_')}.yaml"
     config = load_config(str(file), [])
     run, bench = run_of(config), importlib.import_module(f"jax_grpo.bench.{module}").BENCH
@@ -138,13 +138,13 @@ def test_a_problem_that_carries_a_configs_name_has_that_configs_sizes(module, na
     assert benched == own, "its LM head, objective and update settings too"
 
 
-def test_the_quickstart_is_among_the_problems_with_a_configs_name():
-    assert {("update", "quickstart"), ("rollout", "quickstart"), ("rollout", "quickstart-mixed")} <= set(NAMED)
+def test_the_legality_run_is_among_the_problems_with_a_configs_name():
+    assert {("update", "legality"), ("rollout", "legality"), ("rollout", "quickstart-mixed")} <= set(NAMED)
 
 
-def test_the_benchs_update_of_the_quickstart_has_the_runs_own_batch_and_head():
-    problem = problem_of(update.BENCH.resolve("quickstart"))
-    run = run_of(load_config(str(CONFIGS / "quickstart.yaml"), []))
+def test_the_benchs_update_of_the_legality_run_has_the_runs_own_batch_and_head():
+    problem = problem_of(update.BENCH.resolve("legality"))
+    run = run_of(load_config(str(CONFIGS / "legality.yaml"), []))
     piece = next(program for program in run.programs if program.name == "update").arguments[1]
     _, params, batch, _ = update.jax_parts(problem)
     assert jax.tree.map(jnp.shape, batch.tokens) == jax.tree.map(jnp.shape, piece.tokens)
@@ -270,7 +270,7 @@ def test_a_peers_loss_is_accumulated_over_parts_of_at_most_its_rows(tiny_update,
 def test_a_config_whose_loss_trl_is_not_given_is_refused(monkeypatch, tmp_path):
     trl_peer = pytest.importorskip("jax_grpo.bench.trl_peer")
     file = tmp_path / "k1.yaml"
-    file.write_text((CONFIGS / "quickstart.yaml").read_text().replace("estimator: k3", "estimator: k1"))
+    file.write_text((CONFIGS / "legality.yaml").read_text().replace("estimator: k3", "estimator: k1"))
     with pytest.raises(trl_peer.NotTheSame, match="the plain k3 only"):
         trl_peer.arguments_of(problem_of(update.BENCH.resolve(str(file))), tmp_path)
 

@@ -129,7 +129,7 @@ def test_numpys_own_comparison_refuses_what_both_sides_have_wrong(bad):
 )
 @pytest.mark.parametrize("batch", ["on policy", "off policy"])
 def test_the_parity_report_makes_no_table_of_nan(kind, name, batch):
-    results = json.loads((ROOT / "docs/results/parity/quickstart/results.json").read_text())
+    results = json.loads((ROOT / "docs/results/parity/legality/results.json").read_text())
     for steps in results["one_step"].values():
         for errors in steps.values():
             errors["floors"] = {"loss": 0.7, "policy_loss": 0.7}

@@ -15,7 +15,7 @@ from jax_grpo.config.loading import settings as known_settings
 from jax_grpo.train import main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-QUICKSTART = str(CONFIGS / "quickstart.yaml")
+LEGALITY = str(CONFIGS / "legality.yaml")
 BASE = "iterations: 3\nrun_dir: x\nmodel: {weights: packaged:rook-small}\n"
 
 
@@ -27,9 +27,9 @@ def test_every_shipped_config_loads_and_round_trips(path, tmp_path):
 
 
 def test_overrides_take_both_forms_and_yaml_numbers():
-    config = load_config(QUICKSTART, ["--update.learning_rate", "3e-5", "--rollout.top_k=7", "--kl.beta", "0"])
+    config = load_config(LEGALITY, ["--update.learning_rate", "3e-5", "--rollout.top_k=7", "--kl.beta", "0"])
     assert config.update.learning_rate == 3e-5 and config.rollout.top_k == 7 and config.kl.beta == 0
-    assert load_config(QUICKSTART, ["--task.rewards.legal", "2"]).task.rewards["legal"] == 2
+    assert load_config(LEGALITY, ["--task.rewards.legal", "2"]).task.rewards["legal"] == 2
 
 
 def test_plain_words_that_old_yaml_reads_as_something_else_stay_words(tmp_path):
@@ -47,7 +47,7 @@ def test_plain_words_that_old_yaml_reads_as_something_else_stay_words(tmp_path):
     legal=st.floats(allow_nan=False, allow_infinity=False),
 )
 def test_any_text_and_number_survives_the_resolved_yaml(run_dir, rate, legal, tmp_path_factory):
-    values = load_config(QUICKSTART).model_dump()
+    values = load_config(LEGALITY).model_dump()
     values |= {"run_dir": run_dir, "update": values["update"] | {"learning_rate": rate}}
     values["task"] |= {"rewards": {"legal": legal}}
     config = Config.model_validate(values)
@@ -117,14 +117,14 @@ def test_a_config_whose_files_are_elsewhere_is_shown_but_not_run(capsys, tmp_pat
             "the packaged models are packaged:rook-small, packaged:words-small. Did you mean packaged:rook-small",
         ),
         (["--prompts.source", "packagd"], "prompts.source is 'packagd': no such file; .* Did you mean packaged?"),
-        (["--run_dir", f"{QUICKSTART}/run"], "run_dir is '.*', but .*quickstart.yaml is a file; expected a folder"),
+        (["--run_dir", f"{LEGALITY}/run"], "run_dir is '.*', but .*legality.yaml is a file; expected a folder"),
     ],
     ids=["weights", "source", "run_dir"],
 )
 def test_missing_files_are_refused_with_the_nearest_name(override, message):
-    check_files(load_config(QUICKSTART))
+    check_files(load_config(LEGALITY))
     with pytest.raises(ConfigError, match=message):
-        check_files(load_config(QUICKSTART, override))
+        check_files(load_config(LEGALITY, override))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_missing_files_are_refused_with_the_nearest_name(override, message):
 )
 def test_wrong_settings_name_key_value_and_expectation(override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        load_config(QUICKSTART, override)
+        load_config(LEGALITY, override)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_wrong_files_name_their_line(text, message, tmp_path):
 
 
 def test_a_missing_config_file_names_the_nearest_one(tmp_path):
-    (tmp_path / "quickstart.yaml").touch()
+    (tmp_path / "legality.yaml").touch()
     with pytest.raises(
         ConfigError, match=r"quickstrat.yaml: cannot read the config: no such file. Did you mean .*/quickstart"
     ):
@@ -245,7 +245,7 @@ def test_a_missing_config_file_names_the_nearest_one(tmp_path):
 
 
 def _train(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "jax_grpo.train", "--config", QUICKSTART, *arguments]
+    command = [sys.executable, "-m", "jax_grpo.train", "--config", LEGALITY, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -281,7 +281,7 @@ def test_the_command_line_shows_the_resolved_config_and_one_line_for_an_error(tm
 def test_unusable_inputs_end_the_run_with_one_clear_line_and_no_traceback(arguments, message, tmp_path, capfd):
     """`SystemExit` with a text is what ends a process with status 1 and that text: see the test above for the process."""
     with pytest.raises(SystemExit) as failed:
-        main(["--config", QUICKSTART, *arguments, "--run_dir", str(tmp_path / "run"), "--evaluation.positions", "0"])
+        main(["--config", LEGALITY, *arguments, "--run_dir", str(tmp_path / "run"), "--evaluation.positions", "0"])
     said = failed.value.code
     assert isinstance(said, str) and re.search(message, said.replace("\n", " ")), said
     assert "Traceback" not in said + "".join(capfd.readouterr())

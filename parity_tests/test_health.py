@@ -17,7 +17,7 @@ from jax_grpo.tasks.base import RewardError
 from jax_grpo.train import train
 from jax_grpo.trainer import Trainer
 
-TOY, QUICK = "configs/length_toy.yaml", "configs/quickstart.yaml"
+TOY, QUICK = "configs/length_toy.yaml", "configs/legality.yaml"
 TINY = [
     "--model.num_layers", "1", "--model.hidden_size", "16", "--logging.tensorboard", "false", "--iterations", "10",
 ]  # fmt: skip
@@ -169,14 +169,14 @@ def weights_of(config) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_recorded_quickstart_gives_no_alarm_at_any_iteration(seed):
-    records = recorded(Path(f"docs/results/quickstart/metrics_seed{seed}.jsonl"))
+def test_the_recorded_legality_run_gives_no_alarm_at_any_iteration(seed):
+    records = recorded(Path(f"docs/results/legality/metrics_seed{seed}.jsonl"))
     config = load_config(QUICK)
     alarms = [diagnose(records[: i + 1], config, weights_of(config)) for i in range(len(records))]
     assert len(records) == 160 and not any(alarms), next(filter(None, alarms), None)
 
 
-# One healthy record of the quickstart, and per check the least that makes it sick.
+# One healthy record of the legality run, and per check the least that makes it sick.
 CHANGES = {
     "wrong_ratio": {"ratio/first_deviation": 0.01},
     "sampling_mismatch": {"logp_mismatch/mean": 0.06},
@@ -195,7 +195,7 @@ CHANGES = {
 @pytest.mark.parametrize("check", CHANGES)
 def test_each_check_sees_its_own_sickness_and_not_a_healthy_record(check):
     config = load_config(QUICK)
-    healthy = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:10]
+    healthy = recorded(Path("docs/results/legality/metrics_seed0.jsonl"))[:10]
     sick = healthy[:2] + [record | CHANGES[check] for record in healthy[2:]]
     assert [finding.check for finding in diagnose(sick, config, weights_of(config))] == [check]
     assert diagnose(healthy, config, weights_of(config)) == []
@@ -204,7 +204,7 @@ def test_each_check_sees_its_own_sickness_and_not_a_healthy_record(check):
 
 def test_a_chance_batch_and_a_solved_task_are_not_sick():
     config = load_config(QUICK)
-    healthy = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:10]
+    healthy = recorded(Path("docs/results/legality/metrics_seed0.jsonl"))[:10]
     flat = {"groups_without_signal": 64, "truncated_fraction": 1.0, "completions/distinct": 1 / 16}
     once = [*healthy[:9], healthy[9] | flat]
     assert diagnose(once, config, weights_of(config)) == []
@@ -217,14 +217,14 @@ def test_a_chance_batch_and_a_solved_task_are_not_sick():
 
 def test_masking_truncated_completions_that_are_all_truncated_is_named():
     config = load_config(QUICK, ["--objective.mask_truncated", "true"])
-    records = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:5]
+    records = recorded(Path("docs/results/legality/metrics_seed0.jsonl"))[:5]
     (finding,) = diagnose([r | {"truncated_fraction": 1.0} for r in records], config, weights_of(config))
     assert finding.check == "cut_at_the_cap" and "objective.mask_truncated leaves them out" in finding.line
 
 
 def test_a_resumed_run_does_not_repeat_itself(tmp_path):
     config = load_config(QUICK)
-    records = recorded(Path("docs/results/quickstart/metrics_seed0.jsonl"))[:10]
+    records = recorded(Path("docs/results/legality/metrics_seed0.jsonl"))[:10]
     sick = [record | {"groups_without_signal": 64} for record in records]
 
     def watch(start: int, said: list[str]) -> list[dict]:

@@ -288,7 +288,7 @@ def test_without_the_compiler_the_error_says_what_to_install():
 @pytest.mark.skipif(sys.platform != "linux", reason="resident pages are read from /proc")
 @pytest.mark.parametrize(
     ("name", "program"),
-    [("quickstart", "rollout"), ("quickstart", "reference"), ("quickstart", "update"), ("bench_124m_cpu", "update")],
+    [("legality", "rollout"), ("legality", "reference"), ("legality", "update"), ("bench_124m_cpu", "update")],
 )
 def test_the_compiled_bytes_are_the_measured_ones_where_xlas_own_kernels_do_the_work(name, program, monkeypatch):
     # Its matrix library packs operands into memory of its own, which XLA does not count: see docs/memory.md.

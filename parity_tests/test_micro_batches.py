@@ -16,7 +16,7 @@ from jax_grpo.memory.programs import run_of
 from jax_grpo.system.memory import available
 from jax_grpo.train import train
 
-QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[1] / "configs" / "legality.yaml"
 
 
 def settings(folder="unused", iterations=1, **update):

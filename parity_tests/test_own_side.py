@@ -12,6 +12,7 @@ import pytest
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.files import weights_directory
 from jax_grpo.config.tasks import OWN_SIDE, TaskConfig
+from jax_grpo.evaluate.during_training import Evaluation
 from jax_grpo.evaluate.mates import read_mates
 from jax_grpo.evaluate.move_logps import move_logps
 from jax_grpo.evaluate.puzzles import PACKAGED_PUZZLES, read_puzzles
@@ -26,6 +27,7 @@ from jax_grpo.positions.endings import NEVER, ending
 from jax_grpo.positions.own_side import as_white, is_black, mirrored, turned
 from jax_grpo.positions.rookworld import legal_uci
 from jax_grpo.positions.won_endings import squares_of, won_position
+from jax_grpo.report.records import sample_rows
 from jax_grpo.sft.soft_moves import batches
 from jax_grpo.tasks.game import GameTask
 from jax_grpo.tasks.opponents import PolicyOpponent
@@ -209,3 +211,15 @@ def test_soft_moves_show_white_alone():
         tokenizer.decode(ids[mask == 1]) for ids, mask in zip(batch.prompt_ids_PT, batch.prompt_mask_PT, strict=True)
     ]
     assert set(texts) == {f"P: {as_white(p.fen)}    B:" for p in BLACK[:32]}
+
+
+def test_samples_and_boards_of_a_run_show_moves_on_the_board():
+    config = Config.model_validate({"iterations": 1, "task": {"prompt_style": OWN_SIDE}, "rollout": {"group_size": 2}})
+    asked, legal = [policy(OWN_SIDE).prompt(p, 0) for p in BLACK[:3]], {"legal": np.ones(3)}
+    written = [f" {in_style(OWN_SIDE, p.moves[1], p.fen)}" for p in BLACK[:3]]
+    twice = [each for each in zip(asked, written, strict=True) for _ in range(2)]
+    rows = sample_rows(*zip(*twice, strict=True), np.ones(6), {"legal": np.ones(6)}, config)
+    assert [row["model_move"] for row in rows] == [p.moves[1] for p in BLACK[:3]]
+    assert [row["fen"] for row in rows] == [p.fen for p in BLACK[:3]]
+    answers = Evaluation({}, {"greedy": [*written[:2], ""]}, {"greedy": legal}).moves(asked, OWN_SIDE)
+    assert [move for _, move in answers] == [BLACK[0].moves[1], BLACK[1].moves[1], ""]

@@ -43,7 +43,7 @@ PGN = '[Event "?"]\n[FEN "8/1P4k1/8/8/8/8/6K1/8 w - - 0 1"]\n\n1. b8=Q Kf6 (1...
 JSONL = '{"fen": "8/1P4k1/8/8/8/8/6K1/8 w - - 0 1", "moves": ["b7b8q"], "evaluations": [9.5], "history": ["g8g7"]}\n'
 CSV = "fen,moves,evaluations\n8/1P4k1/8/8/8/8/6K1/8 w - - 0 1,b7b8q b7b8r,9.5 8.1\n"
 PIECES = ["nan", "-inf", "1e999", "9" * 400, "\x00", "\ud800", "\u2028", "+", ":", "B:", " " * 50]
-QUICKSTART = (ROOT / "configs" / "quickstart.yaml").read_text()
+QUICKSTART = (ROOT / "configs" / "legality.yaml").read_text()
 TOKENIZERS = [Tokenizer.load("chess"), Tokenizer.load("gpt2")]
 
 
@@ -112,7 +112,7 @@ def test_rewards_are_finite_in_range_repeatable_and_independent_of_order_and_nei
         texts,
         total_reward(scores, task.component_weights),
         scores,
-        load_config(str(ROOT / "configs" / "quickstart.yaml")),
+        load_config(str(ROOT / "configs" / "legality.yaml")),
     )
 
 
@@ -230,7 +230,7 @@ VALUES = st.one_of(
 @bounded
 @given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=3))
 def test_any_override_is_taken_or_refused_in_one_message(pairs):
-    path = str(ROOT / "configs" / "quickstart.yaml")
+    path = str(ROOT / "configs" / "legality.yaml")
     try:
         load_config(path, [f"--{key}={value}" for key, value in pairs])
     except ConfigError as error:
@@ -262,7 +262,7 @@ METRIC_NAMES = [
 @bounded
 @given(st.lists(st.dictionaries(st.sampled_from(METRIC_NAMES), METRIC), max_size=12))
 def test_the_health_checks_take_any_history(records):
-    config = load_config(str(ROOT / "configs" / "quickstart.yaml"))
+    config = load_config(str(ROOT / "configs" / "legality.yaml"))
     history = [{"iteration": i, "loss": 0.0} | record for i, record in enumerate(records)]
     for finding in diagnose(history, config, {"legal": 1.0, "malformed": -0.5}):
         assert finding.check in CHECKS and finding.line and "\n" not in finding.line

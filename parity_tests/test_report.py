@@ -15,7 +15,7 @@ from jax_grpo.report.__main__ import ReportError, main, read_run, render, script
 from jax_grpo.report.boards import board_svg
 from jax_grpo.report.records import RecordsError
 
-RECORDED = Path(__file__).parent.parent / "docs" / "results" / "quickstart" / "metrics_seed0.jsonl"
+RECORDED = Path(__file__).parent.parent / "docs" / "results" / "legality" / "metrics_seed0.jsonl"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "</script><script>document.title='broken in'</script><img src=x onerror=\"document.title='broken in'\">&amp;{{data}}"
 FEN = "8/1P4k1/8/8/8/8/6K1/8 w - - 0 1"
@@ -31,7 +31,7 @@ COMPONENTS = ["parseable", "legal", "top_five", "best_move", "quality", "malform
 
 
 def run_folder(path: Path, beta: str = "0.1", text: str = EVIL) -> Path:
-    """A run as `train` writes it: the recorded quickstart's first iterations, with what newer runs also log."""
+    """A run as `train` writes it: the recorded legality run's first iterations, with what newer runs also log."""
     path.mkdir(parents=True)
     newer = {
         "ratio/deviation": 0.0,

@@ -21,7 +21,7 @@ from torch_ref.train import Trainer, train
 from torch_ref.update import NonFiniteUpdates, accumulate, apply, start
 
 ROOT = Path(__file__).resolve().parent.parent
-TOY, QUICK = str(ROOT / "configs/length_toy.yaml"), str(ROOT / "configs/quickstart.yaml")
+TOY, QUICK = str(ROOT / "configs/length_toy.yaml"), str(ROOT / "configs/legality.yaml")
 # What the reference may share with the product: settings, texts, files and the terminal; never arrays.
 SHARED = {
     "bench.machine", "config", "config.files", "config.learning", "config.sections", "config.tasks", "model.tokenizer",
@@ -75,7 +75,7 @@ SMALL = ["--prompts.per_iteration", "4", "--rollout.group_size", "4", "--update.
         ],
     ],
 )
-def test_an_iteration_of_the_quickstart_takes_the_steps_its_config_says(extra):
+def test_an_iteration_of_the_legality_run_takes_the_steps_its_config_says(extra):
     config = load_config(QUICK, [*SMALL, *extra])
     trainer = Trainer(config, Options())
     metrics, samples, batch, rewards_B = trainer.iterate(0)

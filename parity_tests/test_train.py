@@ -19,7 +19,7 @@ from jax_grpo.train import train
 from jax_grpo.trainer import NonFiniteUpdates, Trainer
 
 TOY = "configs/length_toy.yaml"
-QUICK = "configs/quickstart.yaml"
+QUICK = "configs/legality.yaml"
 SMALL = [
     "--iterations", "2", "--prompts.per_iteration", "4", "--rollout.group_size", "4", "--update.warmup_steps", "0",
     "--logging.samples_every", "1",

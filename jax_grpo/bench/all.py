@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 ENTRIES: dict[str, Entry] = {
     name: Entry(f"jax_grpo.bench.{command}", *rest)
     for name, (command, *rest) in {
-        "update_quickstart": ("update --problem quickstart --steps 5 --variants jax_grpo,torch_ref,TRL", 100),
+        "update_legality": ("update --problem legality --steps 5 --variants jax_grpo,torch_ref,TRL", 100),
         "update_124m": (
             "update --problem 124m --steps 3 --variants jax_grpo,jax_grpo-chunked,torch_ref,TRL,TRL-plain-head", 100, CPU
         ),
@@ -60,7 +60,7 @@ ENTRIES: dict[str, Entry] = {
         ),
         "iteration_124m": ("iteration --problem 124m --steps 3 --variants jax_grpo,TRL,TRL-plain-head", 110, CPU),
         "iteration_124m_8x8x144": ("iteration --problem 124m-8x8x144-bf16", 60, ACCELERATOR),
-        "rollout_quickstart": ("rollout --problem quickstart --steps 3 --variants jax_grpo,transformers", 25),
+        "rollout_legality": ("rollout --problem legality --steps 3 --variants jax_grpo,transformers", 25),
         "rollout_rook_small": ("rollout --problem rook-small-8x8x64 --steps 3 --variants jax_grpo,transformers", 20, CPU),
         "rollout_gpt2_small": ("rollout --problem gpt2-small-32 --steps 3 --variants jax_grpo,transformers", 60, CPU),
         "rollout_gpt2_small_64x144": ("rollout --problem gpt2-small-64x144-bf16", 60, ACCELERATOR),

@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
 
 FOLDER = Path(__file__).parents[2] / "configs"
-CONFIGS = {"quickstart": FOLDER / "quickstart.yaml"}  # problems that are a run's own
+CONFIGS = {"legality": FOLDER / "legality.yaml"}  # problems that are a run's own
 PROBLEMS = {
     "rook-small-long": Problem(4, 6, 192, 585, 4, 8, 80, 80),
     "124m": Problem(12, 12, 768, 50257, 2, 4, 48, 32),
@@ -61,7 +61,7 @@ PROBLEMS = {
 }
 # A block's matrices, in widths in and out.
 LINEAR = (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1))
-PEER_ROWS = 256  # most completions of a peer's backward pass; 1024 of the quickstart's at once would need over 8 GB
+PEER_ROWS = 256  # most completions of a peer's backward pass; 1024 of the legality run's at once would need over 8 GB
 ADVANTAGE = 0.1  # their mean: a loss that cancelled to nothing could not be compared relative to itself
 
 

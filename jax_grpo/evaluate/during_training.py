@@ -19,6 +19,7 @@ from jax_grpo.rollout.texts import BATCH, Texts
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt, Task, TrainerState, applicable, checked_score, total_reward
 from jax_grpo.tasks.episodes import Episode, EpisodicTask
+from jax_grpo.tasks.policy import in_style
 
 LATER_TURNS = ", later turns"  # end of the names of programs that go on with an episode
 
@@ -43,12 +44,19 @@ class Evaluation(NamedTuple):
     completions: dict[str, list[str]]
     components: dict[str, dict[str, np.ndarray]]
 
-    def moves(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, str]]:
-        """The prompts of labelled positions that ask for a move, with their greedy completions; none where no task asks for one."""
+    def moves(self, prompts: Sequence[Prompt], style: str) -> list[tuple[Prompt, str]]:
+        """The prompts of labelled positions that ask for a move in a style, with the last word of their greedy completions.
+
+        A move is as on the position's board. There are none where no task asks for one.
+        """
         if not any(name.endswith("legal") for name in self.components["greedy"]):
             return []
         pairs = zip(prompts, self.completions["greedy"], strict=True)
-        return [(p, text) for p, text in pairs if p.task in ("", "policy") and p.position and p.position.moves]
+        return [
+            (p, in_style(style, text.split()[-1] if text.split() else "", p.position.fen))
+            for p, text in pairs
+            if p.task in ("", "policy") and p.position and p.position.moves
+        ]
 
 
 class Evaluator:

@@ -44,7 +44,7 @@ def save_pictures(results: Results, data: Data, name: str, folder: Path) -> list
     if labelled:
         files.append(folder / "boards.png")
         prompts = [Prompt("", 0, position) for position in labelled]
-        boards(prompts, [[results.moves[position.fen]] for position in labelled], files[-1])
+        boards(prompts, [results.moves[position.fen] for position in labelled], files[-1])
     return files
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from jax_grpo.config import Config
 from jax_grpo.system.progress import progress_bar
 
-EVALUATED = ("legal", "best_move", "exact_fen", "reward")  # components shown of an evaluation
+EVALUATED = ("legal", "value", "technique", "best_move", "exact_fen", "reward")  # components shown of an evaluation
 # heading, metric, width and format of a number; a missing metric shows as a dash
 COLUMNS = (
     ("it", "iteration", 5, ".0f"),

@@ -25,12 +25,12 @@ PANELS = (
 
 
 def save_all(run_dir: Path, answers: Sequence[tuple[Prompt, str]]) -> list[Path]:
-    """`curves.png`, and `boards.png` where there are answers to prompts of labelled positions."""
+    """`curves.png`, and `boards.png` where there are moves in answer to prompts of labelled positions."""
     files = [run_dir / "curves.png", run_dir / "boards.png"][: 2 if answers else 1]
     curves(read_records(run_dir / "metrics.jsonl"), files[0])
     if answers:
-        prompts, texts = zip(*answers[:BOARDS], strict=True)
-        boards(prompts, [text.split()[-1:] for text in texts], files[1])
+        prompts, moves = zip(*answers[:BOARDS], strict=True)
+        boards(prompts, moves, files[1])
     return files
 
 
@@ -60,7 +60,7 @@ def curves(records: Sequence[dict], path: Path) -> None:
     plt.close(figure)
 
 
-def boards(prompts: Sequence[Prompt], moves: Sequence[Sequence[str]], path: Path) -> None:
+def boards(prompts: Sequence[Prompt], moves: Sequence[str], path: Path) -> None:
     """Boards seen from the side to move: the model's move in blue (red if illegal), the engine's first in green."""
     columns = 4
     rows = -(-len(prompts) // columns)
@@ -69,6 +69,6 @@ def boards(prompts: Sequence[Prompt], moves: Sequence[Sequence[str]], path: Path
         axis.axis("off")
     for axis, prompt, move in zip(axes.flat, prompts, moves, strict=False):
         assert prompt.position is not None
-        draw_board(axis, chess.Board(prompt.position.fen), move[0] if move else "", prompt.position.moves[0])
+        draw_board(axis, chess.Board(prompt.position.fen), move, prompt.position.moves[0])
     figure.savefig(path, dpi=110)
     plt.close(figure)

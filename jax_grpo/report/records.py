@@ -12,6 +12,7 @@ import numpy as np
 from jax_grpo.config import Config
 from jax_grpo.tasks.base import Prompt, applicable
 from jax_grpo.tasks.episodes import Episode
+from jax_grpo.tasks.policy import in_style
 
 _MOVE = re.compile(r"(?<![a-h0-9])[a-h][1-8][a-h][1-8][qrbn]?(?![a-z0-9])")
 
@@ -60,9 +61,9 @@ def sample_rows(
     There is one of `prompts` for each of `completions`, whose texts end at the stop, groups of `rollout.group_size` together;
     `rewards_B` are weighted sums with penalties, `components` the raw rewards [B] by name. A record has `prompt`, `completion`,
     `reward` and `components`, and where the prompt has a position also `fen`, `engine_move` (the labels' first, or null) and
-    `model_move` (the last move written, or null). A number that is not finite is null. `extras` are columns of the user's rewards,
-    one value a completion, which stand in `extra`. An episode has its `turns`, pairs of completion and observation, and
-    `truncated`: `cut` (a completion at its cap), `out of turns`, or null.
+    `model_move` (the last move written, as it is on that board, or null). A number that is not finite is null. `extras` are
+    columns of the user's rewards, one value a completion, which stand in `extra`. An episode has its `turns`, pairs of completion
+    and observation, and `truncated`: `cut` (a completion at its cap), `out of turns`, or null.
     """
     rows = []
     for i in range(0, len(prompts), config.rollout.group_size)[: config.logging.samples]:
@@ -78,8 +79,12 @@ def sample_rows(
         if (position := prompts[i].position) is not None:
             # A completion of a task that rewards no legal moves is not moves.
             moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
-            engine, model = (position.moves[0] if position.moves else None), (moves[-1] if moves else None)
-            row |= {"fen": position.fen, "engine_move": engine, "model_move": model}
+            style, fen = config.task.prompt_style, position.fen
+            engine, model = (
+                (position.moves[0] if position.moves else None),
+                in_style(style, moves[-1], fen) if moves else None,
+            )
+            row |= {"fen": fen, "engine_move": engine, "model_move": model}
         if episodes is not None:
             episode = episodes[i]
             truncated = "cut" if episode.cut else None if episode.done else "out of turns"

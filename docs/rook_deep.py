@@ -1,0 +1,378 @@
+"""How packaged:rook-deep was made: positions labelled by Stockfish, then soft targets, in PyTorch with Muon.
+
+    python docs/rook_deep.py positions --out labelled --count 230000 --worker 0    # on each core a worker, 145 positions a second
+    python docs/rook_deep.py endings --out labelled
+    python docs/rook_deep.py train --data labelled --out rook-deep --minutes 70
+
+The objective is that of `jax_grpo.sft.soft_moves`: all legal moves of a position at once, each with its probability
+p(m) = (1 - u) softmax(w(m) / tau) + u / n. Moves beyond the engine's six lines have the even part alone. Three linear
+probes on the middle layer (what either side attacks, where it may go) and one for the position's value help it
+learn, and are thrown away. Not part of the package: `jax_grpo.sft` trains the same objective with AdamW.
+"""
+
+import argparse
+import json
+import math
+import os
+import pickle
+import random
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import chess
+import chess.engine
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+from jax_grpo.config.tasks import OWN_SIDE
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.positions.own_side import as_white, turned
+from jax_grpo.positions.values import win_probability
+from jax_grpo.positions.won_endings import won_positions
+from jax_grpo.tasks.engine import find_engine, search
+
+NODES, LINES, TEMPERATURE = (
+    2500,
+    6,
+    0.04,
+)  # of the search that labels and plays; moves are drawn by softmax(win / temperature)
+ROWS_A_FILE = 5000
+SQUARES = [f"{file}{rank}" for rank in range(1, 9) for file in "abcdefgh"]
+BRANCHES = 12  # origins of a position that are computed, all of them in most
+PROBED = slice(65, 69)  # the tokens after the board, which see all of it
+
+
+class Row(NamedTuple):
+    """A position with White to move."""
+
+    fen: str
+    moves: list[str]  # all legal ones
+    wins: dict[str, float]  # win probability of those that have a line
+    attacked: tuple[int, int]  # squares attacked by Black and by White, as bits
+    game: int
+
+
+def row(fen: str, lines: dict[str, float], game: int) -> Row:
+    """A row of any position: Black to move is turned round."""
+    board = chess.Board(as_white(fen))
+    attacked = []
+    for colour in (chess.BLACK, chess.WHITE):
+        squares = 0
+        for square in chess.scan_forward(board.occupied_co[colour]):
+            squares |= board.attacks_mask(square)
+        attacked.append(squares)
+    wins = {turned(move, fen): win for move, win in lines.items()}
+    return Row(board.fen(), [move.uci() for move in board.legal_moves], wins, (attacked[0], attacked[1]), game)
+
+
+def save(rows: list[Row], out: Path, name: str) -> None:
+    working = out / f"{name}.tmp"
+    working.write_bytes(pickle.dumps([tuple(each) for each in rows]))
+    working.rename(out / f"{name}.pkl")
+
+
+def label(out: Path, count: int, worker: int) -> None:
+    """Sane games: up to six random moves, then moves drawn among the best, with 6, 12 or 25 % random ones."""
+    rows: list[Row] = []
+    game = done = 0
+    with chess.engine.SimpleEngine.popen_uci(find_engine(None, "stockfish")) as engine:
+        while done < count:
+            rng, board = random.Random(f"start/1/{worker}/{game}"), chess.Board()
+            game, blunder = game + 1, rng.choice([0.06, 0.12, 0.25])
+            for _ in range(rng.randint(1, 6)):
+                board.push(rng.choice(list(board.legal_moves) or [chess.Move.null()]))
+            while not board.is_game_over() and board.ply() < 160 and not board.is_repetition(3):
+                found = search(engine, board, nodes=NODES, multipv=LINES)
+                wins = {m: win_probability(e) for m, e in zip(found.moves, found.evaluations, strict=True)}
+                if rng.random() < 0.85:
+                    rows.append(row(board.fen(), wins, game))
+                    done += 1
+                if rng.random() < blunder:
+                    board.push(rng.choice(list(board.legal_moves)))
+                else:
+                    best = max(wins.values())
+                    weights = [math.exp((win - best) / TEMPERATURE) for win in wins.values()]
+                    board.push_uci(rng.choices(list(wins), weights)[0])
+            if len(rows) >= ROWS_A_FILE:
+                save(rows, out, f"games_{worker}_{game}")
+                print(done, flush=True)
+                rows = []
+
+
+def endings(out: Path) -> None:
+    """Won endings of the training split: a winning move is worth 1, any other a half. Nothing says which win is shorter."""
+    drawn = [p for n, p in enumerate(won_positions(["KRK", "KQK"], "train")) if n % 2 == 0]
+    rows = [row(p.fen, dict(zip(p.moves, map(win_probability, p.evaluations), strict=True)), 1) for p in drawn]
+    save(rows, out, "endings")
+
+
+class Table(NamedTuple):
+    """All rows as arrays: tokens [R, T]; moves [M, 3] (from, to, promotion) and wins [M], row i's from off[i] to off[i + 1]."""
+
+    tokens: np.ndarray
+    off: np.ndarray
+    moves: np.ndarray
+    wins: np.ndarray  # NaN where a move has no line
+    attacked: np.ndarray
+    castling: np.ndarray
+    best: np.ndarray
+
+    @classmethod
+    def of(cls, rows: list[Row], tokenizer: Tokenizer) -> "Table":
+        tokens = tokenizer.encode_batch([f"P: {each.fen}    B:" for each in rows])
+        moves = [(*_squares(move), " qrbn".index(move[4:] or " ")) for each in rows for move in each.moves]
+        return cls(
+            np.array(tokens, np.int16),
+            np.cumsum([0, *(len(each.moves) for each in rows)]),
+            np.array(moves, np.int8),
+            np.array([each.wins.get(move, np.nan) for each in rows for move in each.moves], np.float32),
+            np.array([each.attacked for each in rows], np.uint64),
+            np.array([each.fen.split()[2] != "-" for each in rows]),
+            np.array([max(each.wins.values()) for each in rows], np.float32),
+        )
+
+
+def _squares(move: str) -> tuple[int, int]:
+    return SQUARES.index(move[:2]), SQUARES.index(move[2:4])
+
+
+class Batches:
+    """Draws batches; half of the positions without castling rights are mirrored from left to right."""
+
+    def __init__(self, table: Table, tokenizer: Tokenizer, tau: float, uniform: float, seed: int):
+        self.table, self.tau, self.uniform, self.rng = table, tau, uniform, np.random.default_rng(seed)
+        self.flip = np.arange(tokenizer.vocab_size)  # of the token of an en passant square
+        for square in SQUARES:
+            other = f" {chr(ord('a') + ord('h') - ord(square[0]))}{square[1]}"
+            self.flip[tokenizer.encode(f" {square}")[0]] = tokenizer.encode(other)[0]
+
+    def draw(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        t, rng, n = self.table, self.rng, len(rows)
+        counts = t.off[rows + 1] - t.off[rows]
+        flat, of_row = (
+            np.concatenate([np.arange(t.off[i], t.off[i + 1]) for i in rows]),
+            np.repeat(np.arange(n), counts),
+        )
+        tokens, moves, wins = t.tokens[rows].astype(np.int64), t.moves[flat].astype(np.int64), t.wins[flat]
+        attacked = ((t.attacked[rows][:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float32)
+        flipped = ~t.castling[rows] & (rng.random(n) < 0.5)
+        turned_round = tokens[flipped]
+        turned_round[:, 1:65] = turned_round[:, 1:65].reshape(-1, 8, 8)[:, :, ::-1].reshape(-1, 64)
+        turned_round[:, 67] = self.flip[turned_round[:, 67]]
+        tokens[flipped] = turned_round
+        moves[flipped[of_row], :2] ^= 7
+        attacked[flipped] = attacked[flipped].reshape(-1, 2, 8, 8)[..., ::-1].reshape(-1, 2, 64)
+        known = np.nan_to_num(wins)
+        top = np.zeros(n)
+        np.maximum.at(top, of_row, known)
+        weights = np.where(np.isnan(wins), 0, np.exp((known - top[of_row]) / self.tau))
+        p = (1 - self.uniform) * weights / np.bincount(of_row, weights, n)[of_row] + self.uniform / counts[of_row]
+        joint = np.zeros((n, 64, 64), np.float32)
+        np.add.at(joint, (of_row, moves[:, 0], moves[:, 1]), p)
+        origin = joint.sum(-1)
+        # Two moves whose third token is taught; promotions more often than they are played. Their origins are branches 0 and 1.
+        key = np.log(p) + rng.gumbel(size=len(p)) + np.where(moves[:, 2] > 0, 2.0, 0)
+        starts = np.r_[0, np.cumsum(counts)[:-1]]
+        first = np.lexsort((-key, of_row))[starts]
+        key = np.where(moves[:, 0] == moves[first, 0][of_row], -1e9, key)
+        second = np.lexsort((-key, of_row))[starts]
+        every, one = np.arange(n), moves[first, 0] == moves[second, 0]
+        score = np.where(origin > 0, origin * np.exp(0.5 * rng.gumbel(size=origin.shape)), -1)
+        score[every, moves[second, 0]] = np.where(one, score[every, moves[second, 0]], 1e9)
+        score[every, moves[first, 0]] = 2e9
+        branches = np.argsort(-score, axis=1)[:, :BRANCHES]
+        third = np.zeros((n, 2, 5), np.float32)
+        for slot, drawn in enumerate((first, second)):
+            same = (moves[:, :2] == moves[drawn, :2][of_row]).all(-1)
+            np.add.at(third[:, slot], (of_row[same], moves[same, 2]), p[same])
+        made = {
+            "tokens": tokens,
+            "branches": branches,
+            "origin": origin,
+            "destination": np.take_along_axis(joint, branches[:, :, None], 1),
+            "drawn": np.stack([moves[first, 1], moves[second, 1]], 1),
+            "third": third / third.sum(-1, keepdims=True),
+            "promotion": moves[first, 2],
+            "one": one,
+            "probes": np.concatenate([attacked, (joint.sum(1) > 0)[:, None]], 1).astype(np.float32),
+            "best": t.best[rows],
+        }
+        return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()}
+
+
+class Block(nn.Module):
+    """GPT-2's, pre-norm."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.c_attn, self.o_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.c_fc, self.f_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x, mask):
+        b, t, width = x.shape
+        q, k, v = self.c_attn(self.ln_1(x)).view(b, t, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(b, t, width)
+        x = x + self.o_proj(mixed)
+        return x + self.f_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class Model(nn.Module):
+    """GPT-2 of 8 layers, width 128, 4 heads, and the probes after the fifth layer."""
+
+    def __init__(self, vocabulary: int, layers: int = 8, width: int = 128, heads: int = 4):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(256, width)
+        self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.ln_f, self.probe_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.probes, self.value = nn.ModuleList(nn.Linear(width, 64) for _ in range(3)), nn.Linear(width, 1)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if "_proj" in name else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, ids, positions, mask):
+        x = self.wte(ids) + self.wpe(positions)
+        middle = x
+        for number, block in enumerate(self.h):
+            x = block(x, mask)
+            middle = x[:, PROBED] if number == len(self.h) * 5 // 8 - 1 else middle
+        return self.ln_f(x), self.probe_norm(middle)
+
+
+class Loss:
+    """Cross-entropy of the tree of moves: a prompt, twelve origins, two destinations and one promotion in one masked sequence."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        pairs = [tokenizer.encode(f" {square}{square}") for square in SQUARES]
+        self.origins, self.destinations = (torch.tensor(column) for column in zip(*pairs, strict=True))
+        self.third = torch.tensor([tokenizer.eos_id, *(tokenizer.encode(piece)[0] for piece in "qrbn")])
+        prompt = self.prompt = len(tokenizer.encode(f"P: {chess.STARTING_FEN}    B:"))
+        length, second = prompt + BRANCHES + 3, prompt + BRANCHES
+        mask = torch.eye(length, dtype=torch.bool)
+        mask[:prompt, :prompt] = torch.ones(prompt, prompt).tril().bool()
+        mask[prompt:, :prompt] = True
+        for child, parents in {second: [0], second + 1: [1], second + 2: [0, BRANCHES]}.items():
+            mask[child, [prompt + parent for parent in parents]] = True
+        self.mask = mask
+        depth = torch.tensor([*[0] * BRANCHES, 1, 1, 2])
+        self.positions = torch.cat([torch.arange(prompt), prompt + depth])
+
+    def __call__(self, model: Model, b: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(nats a position, of the probes)."""
+        promoted = self.third[torch.where(b["promotion"] > 0, b["promotion"], 1)]
+        parts = [b["tokens"], self.origins[b["branches"]], self.destinations[b["drawn"]], promoted[:, None]]
+        hidden, middle = model(torch.cat(parts, 1), self.positions, self.mask)
+        logp = (hidden[:, self.prompt - 1 :] @ model.wte.weight.T).log_softmax(-1)
+        ends, last = 1 + BRANCHES, 3 + BRANCHES
+        loss = -(b["origin"] * logp[:, 0, self.origins]).sum(-1)
+        loss -= (b["destination"] * logp[:, 1:ends][:, :, self.destinations]).sum((-1, -2))
+        third = -(b["third"] * logp[:, ends:last][:, :, self.third]).sum(-1)
+        loss += 0.3 * (third[:, 0] + third[:, 1] * ~b["one"]) / (2 - b["one"].float())
+        loss -= 0.3 * logp[:, last, self.third[0]] * (b["promotion"] > 0)
+        probed = F.binary_cross_entropy_with_logits
+        side = sum(probed(probe(middle[:, i]), b["probes"][:, i]) for i, probe in enumerate(model.probes))
+        return loss.mean(), side + 0.3 * probed(model.value(middle[:, 3])[:, 0], b["best"])
+
+
+class Muon:
+    """Muon (Jordan et al. 2024) for the blocks' matrices: momentum made orthogonal by five steps of Newton and Schulz."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for p in parameters:
+            self.groups.setdefault(tuple(p.shape), []).append(p)
+        self.momentum = {shape: torch.zeros(len(those), *shape) for shape, those in self.groups.items()}
+
+    def step(self, rate: float) -> None:
+        for shape, those in self.groups.items():
+            gradient = torch.stack([p.grad for p in those if p.grad is not None])
+            momentum = self.momentum[shape].lerp_(gradient, 0.05)
+            x = gradient.lerp(momentum, 0.95)
+            x = x / (x.norm(dim=(-1, -2), keepdim=True) + 1e-7)
+            x = x.mT if (tall := shape[0] > shape[1]) else x
+            for _ in range(5):
+                a = x @ x.mT
+                x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+            for p, change in zip(those, x.mT if tall else x, strict=True):
+                p.data.mul_(1 - 0.02 * rate).add_(change, alpha=-rate * max(1, shape[0] / shape[1]) ** 0.5)
+
+
+def train(data: Path, out: Path, minutes: float, batch: int, decay: float) -> None:
+    """Trains for so long, the learning rate linear to 0 over the last share `decay` of it, and writes the model's folder."""
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.load("chess")
+    files = sorted(data.glob("*.pkl"))
+    each = [[Row(*fields) for fields in pickle.loads(file.read_bytes())] for file in files]
+    table = Table.of([one for rows in each for one in rows], tokenizer)
+    ends = np.concatenate([np.full(len(rows), file.stem == "endings") for file, rows in zip(files, each, strict=True)])
+    won, games = np.flatnonzero(ends), np.flatnonzero(~ends)
+    print(f"{len(games)} positions of games, {len(won)} won endings", flush=True)
+    batches, model, loss_of = Batches(table, tokenizer, 0.03, 0.08, 0), Model(tokenizer.vocab_size), Loss(tokenizer)
+    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("h.")]
+    others = [p for name, p in model.named_parameters() if not (p.dim() == 2 and name.startswith("h."))]
+    muon, adam = Muon(matrices), torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
+    began, step = time.time(), 0
+    while (done := (time.time() - began) / 60 / minutes) < 1:
+        rate = min(1, (step + 1) / 200) * min(1, (1 - done) / decay)
+        drawn = [
+            batches.rng.choice(part, n, replace=False) for part, n in ((games, batch - batch // 24), (won, batch // 24))
+        ]
+        loss, probed = loss_of(model, batches.draw(np.concatenate(drawn)))
+        (loss + probed).backward()
+        nn.utils.clip_grad_norm_(others, 1.0)
+        muon.step(0.02 * rate)
+        adam.param_groups[0]["lr"] = 2e-3 * rate
+        adam.step()
+        model.zero_grad(set_to_none=True)
+        step += 1
+        if step % 100 == 0:
+            print(f"step {step}, {step * batch} positions, {loss.item():.3f} nats", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"transformer.{_gpt2_name(name)}": (p.T if name.startswith("h.") and p.dim() == 2 else p).contiguous()
+        for name, p in model.state_dict().items()
+        if not name.startswith(("prob", "value"))
+    }
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    sizes = {"vocab_size": tokenizer.vocab_size, "n_layer": len(model.h), "n_head": model.h[0].heads}
+    sizes |= {"n_embd": model.wte.embedding_dim, "n_positions": 256, "n_ctx": 256, "layer_norm_epsilon": 1e-5}
+    fixed = {"model_type": "gpt2", "activation_function": "gelu_new", "scale_attn_weights": True}
+    said = {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": True, "prompt_style": OWN_SIDE}
+    (out / "config.json").write_text(json.dumps(fixed | sizes | said, indent=2) + "\n")
+    tokenizer.save(out)
+
+
+def _gpt2_name(name: str) -> str:
+    names = {"c_attn": "attn.c_attn", "o_proj": "attn.c_proj", "c_fc": "mlp.c_fc", "f_proj": "mlp.c_proj"}
+    return ".".join(names.get(part, part) for part in name.split("."))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["positions", "endings", "train"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=115_000)
+    parser.add_argument("--worker", type=int, default=0)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--minutes", type=float, default=70)
+    parser.add_argument("--batch", type=int, default=96)
+    parser.add_argument("--decay", type=float, default=0.6)
+    args = parser.parse_args()
+    os.makedirs(args.out, exist_ok=True)
+    if args.what == "positions":
+        label(args.out, args.count, args.worker)
+    elif args.what == "endings":
+        endings(args.out)
+    else:
+        train(args.data, args.out, args.minutes, args.batch, args.decay)
+
+
+if __name__ == "__main__":
+    main()
