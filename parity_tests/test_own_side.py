@@ -214,7 +214,8 @@ def test_soft_moves_show_white_alone():
 
 
 def test_samples_and_boards_of_a_run_show_moves_on_the_board():
-    config = Config.model_validate({"iterations": 1, "task": {"prompt_style": OWN_SIDE}, "rollout": {"group_size": 2}})
+    sections = {"model": {"weights": "unused"}, "task": {"prompt_style": OWN_SIDE}, "rollout": {"group_size": 2}}
+    config = Config.model_validate({"iterations": 1, "run_dir": "unused", **sections})
     asked, legal = [policy(OWN_SIDE).prompt(p, 0) for p in BLACK[:3]], {"legal": np.ones(3)}
     written = [f" {in_style(OWN_SIDE, p.moves[1], p.fen)}" for p in BLACK[:3]]
     twice = [each for each in zip(asked, written, strict=True) for _ in range(2)]
