@@ -218,7 +218,11 @@ FAULTS = {
     "lessons follow all of it": Fault("tasks/instructions/lessons.py", "if rng.random() < followed]", "if rng.random() < 1 or followed]", "test_lessons.py -k asked_for"),
     "branches that are drawn weigh no more": Fault("sft/soft_moves.py", "first[token] * len(rest) / DRAWN", "first[token]", "test_soft_moves.py -k mean_loss"),
     "a branch forgets its share of the target": Fault("sft/soft_moves.py", "{one: share * p / total", "{one: p / total", "test_soft_moves.py -k 'mean_loss or keeps_its_share'"),
-    "a mirrored position keeps its values' moves": Fault("sft/soft_moves.py", "chess.square_mirror(move.to_square)", "move.to_square", "test_soft_moves.py -k mirrored"),
+    "a mirrored position keeps its values' moves": Fault("positions/own_side.py", "tuple(move.translate(_OTHER_RANK) for move in position.moves)", "tuple(position.moves)", "test_soft_moves.py -k mirrored"),
+    "Black is shown as it stands": Fault("positions/own_side.py", "return chess.Board(fen).mirror().fen() if is_black(fen) else fen", "return fen", "test_own_side.py -k turned_back"),
+    "a move is not turned back": Fault("tasks/policy.py", "return turned(uci, fen) if style == OWN_SIDE else uci", "return uci", "test_own_side.py -k every_component"),
+    "a player finds likely what it does not turn": Fault("play/player.py", 'f" {in_style(style, move.uci(), fen)}"', 'f" {move.uci()}"', "test_own_side.py -k player_of_such"),
+    "samples are read in other positions": Fault("evaluate/suites.py", "positions[i // each].fen", "positions[i % len(positions)].fen", "test_own_side.py -k every_suite"),
     # The reference: it must be as easy to break.
     "torch_ref: others' mean of all": Fault("torch_ref/advantages.py", "/ (reward_G.numel() - 1)", "/ reward_G.numel()", "test_parity.py -k 'option and leave'"),
     "torch_ref: deviation with ddof 0": Fault("torch_ref/advantages.py", '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=1)', '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=0)', "test_parity.py -k 'option and leave'"),

@@ -49,7 +49,7 @@ def shown(prompt) -> chess.Board:
     return chess.Board(prompt.text.removeprefix("P: ").removesuffix("    B:"))
 
 
-@pytest.mark.parametrize("fen", [*(p.fen for p in BLACK[:40]), *RULES])
+@pytest.mark.parametrize("fen", [*(p.fen for p in BLACK[:40]), *RULES], ids=lambda fen: fen.split()[0])
 def test_moves_of_the_view_turned_back_are_the_boards_own(fen):
     view = chess.Board(as_white(fen))
     assert view.turn == chess.WHITE and view.is_valid()
@@ -118,8 +118,8 @@ def steps(what, total):
 
 
 def test_every_suite_reads_the_view_and_turns_the_moves_back():
-    puzzles = [p for p in read_puzzles(PACKAGED_PUZZLES, 60) if is_black(p.fen)][:8]
-    asked = BLACK[:50]
+    puzzles, asked = read_puzzles(PACKAGED_PUZZLES, 12), HELDOUT[:50]
+    assert 10 < sum(is_black(position.fen) for position in asked) < 40
     data = Data(asked, read_mates()[:60], 6, 20, 0, endgames=12, tables=asked, puzzles=puzzles, style=OWN_SIDE)
     ask = Views(asked)
     for puzzle in puzzles:  # the solver's moves, by what is shown before each
