@@ -235,7 +235,7 @@ def test_wrong_files_name_their_line(text, message, tmp_path):
 
 
 def test_a_missing_config_file_names_the_nearest_one(tmp_path):
-    (tmp_path / "legality.yaml").touch()
+    (tmp_path / "quickstart.yaml").touch()
     with pytest.raises(
         ConfigError, match=r"quickstrat.yaml: cannot read the config: no such file. Did you mean .*/quickstart"
     ):
