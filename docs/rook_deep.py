@@ -1,8 +1,8 @@
 """How packaged:rook-deep was made: positions labelled by Stockfish, then soft targets, in PyTorch with Muon.
 
-    python docs/rook_deep.py positions --out labelled --count 230000 --worker 0    # on each core a worker, 145 positions a second
+    python docs/rook_deep.py positions --out labelled --worker 0    # and 1: a process each, 140 positions a second
     python docs/rook_deep.py endings --out labelled
-    python docs/rook_deep.py train --data labelled --out rook-deep --minutes 70
+    python docs/rook_deep.py train --data labelled --out rook-deep
 
 The objective is that of `jax_grpo.sft.soft_moves`: all legal moves of a position at once, each with its probability
 p(m) = (1 - u) softmax(w(m) / tau) + u / n. Moves beyond the engine's six lines have the even part alone. Three linear
@@ -16,7 +16,6 @@ import math
 import os
 import pickle
 import random
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -304,23 +303,25 @@ class Muon:
                 p.data.mul_(1 - 0.02 * rate).add_(change, alpha=-rate * max(1, shape[0] / shape[1]) ** 0.5)
 
 
-def train(data: Path, out: Path, minutes: float, batch: int, decay: float) -> None:
-    """Trains for so long, the learning rate linear to 0 over the last share `decay` of it, and writes the model's folder."""
+def train(data: Path, out: Path, rows: int, batch: int, decay: float) -> None:
+    """Trains on so many positions and writes the model's folder; the learning rate falls to 0 over the last share `decay`."""
     torch.manual_seed(0)
     tokenizer = Tokenizer.load("chess")
     files = sorted(data.glob("*.pkl"))
     each = [[Row(*fields) for fields in pickle.loads(file.read_bytes())] for file in files]
-    table = Table.of([one for rows in each for one in rows], tokenizer)
-    ends = np.concatenate([np.full(len(rows), file.stem == "endings") for file, rows in zip(files, each, strict=True)])
+    table = Table.of([one for those in each for one in those], tokenizer)
+    ends = np.concatenate(
+        [np.full(len(those), file.stem == "endings") for file, those in zip(files, each, strict=True)]
+    )
     won, games = np.flatnonzero(ends), np.flatnonzero(~ends)
     print(f"{len(games)} positions of games, {len(won)} won endings", flush=True)
     batches, model, loss_of = Batches(table, tokenizer, 0.03, 0.08, 0), Model(tokenizer.vocab_size), Loss(tokenizer)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("h.")]
     others = [p for name, p in model.named_parameters() if not (p.dim() == 2 and name.startswith("h."))]
     muon, adam = Muon(matrices), torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    began, step = time.time(), 0
-    while (done := (time.time() - began) / 60 / minutes) < 1:
-        rate = min(1, (step + 1) / 200) * min(1, (1 - done) / decay)
+    for step in range(rows // batch):
+        left = 1 - step * batch / rows
+        rate = min(1, (step + 1) / 200) * min(1, left / decay)
         drawn = [
             batches.rng.choice(part, n, replace=False) for part, n in ((games, batch - batch // 24), (won, batch // 24))
         ]
@@ -331,9 +332,8 @@ def train(data: Path, out: Path, minutes: float, batch: int, decay: float) -> No
         adam.param_groups[0]["lr"] = 2e-3 * rate
         adam.step()
         model.zero_grad(set_to_none=True)
-        step += 1
-        if step % 100 == 0:
-            print(f"step {step}, {step * batch} positions, {loss.item():.3f} nats", flush=True)
+        if step % 100 == 99:
+            print(f"{(step + 1) * batch} positions, {loss.item():.3f} nats", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"transformer.{_gpt2_name(name)}": (p.T if name.startswith("h.") and p.dim() == 2 else p).contiguous()
@@ -361,7 +361,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=115_000)
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--minutes", type=float, default=70)
+    parser.add_argument("--rows", type=int, default=356_000)
     parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--decay", type=float, default=0.6)
     args = parser.parse_args()
@@ -371,7 +371,7 @@ def main() -> None:
     elif args.what == "endings":
         endings(args.out)
     else:
-        train(args.data, args.out, args.minutes, args.batch, args.decay)
+        train(args.data, args.out, args.rows, args.batch, args.decay)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from jax_grpo.evaluate.during_training import Evaluation
 from jax_grpo.evaluate.mates import read_mates
 from jax_grpo.evaluate.move_logps import move_logps
 from jax_grpo.evaluate.puzzles import PACKAGED_PUZZLES, read_puzzles
-from jax_grpo.evaluate.suites import Data, run_suites
+from jax_grpo.evaluate.suites import Data, OurModel, run_suites
 from jax_grpo.export.__main__ import export_hf
 from jax_grpo.model.named import find_style, load_named
 from jax_grpo.model.tokenizer import Tokenizer
@@ -224,3 +224,13 @@ def test_samples_and_boards_of_a_run_show_moves_on_the_board():
     assert [row["fen"] for row in rows] == [p.fen for p in BLACK[:3]]
     answers = Evaluation({}, {"greedy": [*written[:2], ""]}, {"greedy": legal}).moves(asked, OWN_SIDE)
     assert [move for _, move in answers] == [BLACK[0].moves[1], BLACK[1].moves[1], ""]
+
+
+def test_the_packaged_start_is_asked_its_own_way_and_gives_away_less_than_random_moves():
+    name, positions = "packaged:rook-deep", HELDOUT[:100]
+    assert find_style(name) == OWN_SIDE
+    data = Data([], [], 0, 0, 0, tables=positions, style=OWN_SIDE)
+    found = run_suites(["strength"], OurModel(load_named(name), 1.0, 0, OWN_SIDE), data, steps).estimates
+    loss = {player: found[f"strength/tables/{player}/all/loss"].value for player in ("greedy", "uniform")}
+    assert found["strength/tables/greedy/all/legal"].value > 0.85
+    assert loss["greedy"] < loss["uniform"]
