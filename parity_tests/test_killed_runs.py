@@ -61,7 +61,7 @@ def test_a_run_stopped_by_sigterm_and_killed_by_sigkill_in_real_processes_ends_a
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_sigkills_at_random_moments_lose_nothing(task, tmp_path):
-    """Twenty of the first task, eight of the others; where $JAX_GRPO_RESULTS is set twenty of each, and a record sigkill_TASK.json."""
+    """Twenty of the first task, eight of others; twenty of each, and a record sigkill_TASK.json, where $JAX_GRPO_RESULTS is set."""
     wanted_kills = 20 if task == "policy" or "JAX_GRPO_RESULTS" in os.environ else 8
     total = 16 if task == "game" else 40  # a hundred times the parameters of the others
     options = [*TASKS[task], "--checkpoint.every", "1", "--iterations", str(total), "--record_batches", str(total)]
