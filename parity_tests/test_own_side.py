@@ -234,3 +234,18 @@ def test_the_packaged_start_is_asked_its_own_way_and_gives_away_less_than_random
     loss = {player: found[f"strength/tables/{player}/all/loss"].value for player in ("greedy", "uniform")}
     assert found["strength/tables/greedy/all/legal"].value > 0.85
     assert loss["greedy"] < loss["uniform"]
+
+
+def test_a_runs_weights_and_checkpoints_say_how_they_were_taught(tmp_path):
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 96}
+    sections = {
+        "model": {"tokenizer": "chess", **sizes},
+        "task": {"prompt_style": OWN_SIDE},
+        "prompts": {"source": "packaged:tables", "per_iteration": 2, "max_prompt_tokens": 80},
+        "rollout": {"group_size": 2, "max_new_tokens": 4},
+        "evaluation": {"positions": 4},
+        "checkpoint": {"every": 1},
+    }
+    run = train(Config.model_validate({"iterations": 1, "run_dir": str(tmp_path / "run"), **sections}))
+    assert find_style(str(run)) == find_style(str(run / "checkpoints" / "000001")) == OWN_SIDE
+    assert (run / "boards.png").exists()

@@ -136,7 +136,7 @@ def find_style(weights: str) -> str:
     """
     folder = weights_directory(weights)
     if is_checkpoint(folder):
-        said = read_manifest(folder)["config"]["task"].get(PROMPT_STYLE)
+        said = read_manifest(folder).get("config", {}).get("task", {}).get(PROMPT_STYLE)
     else:
         said = read_settings(folder / "config.json").get(PROMPT_STYLE)
     return OWN_SIDE if said == OWN_SIDE else "best_move"

@@ -72,7 +72,9 @@ class Console:
             shown = [name for component in EVALUATED for name in scores if name.rpartition("/")[2] == component]
             modes.append(f"{mode}: " + ", ".join(f"{name} {scores[name]:.3f}" for name in shown))
         elapsed = f"({time.time() - self._started:.0f} s)"
-        self._rich.print(Text(f"held-out, iteration {iteration} {elapsed}  {'   '.join(modes)}", style="cyan"), soft_wrap=True)
+        self._rich.print(
+            Text(f"held-out, iteration {iteration} {elapsed}  {'   '.join(modes)}", style="cyan"), soft_wrap=True
+        )
 
     def samples(self, rows: Sequence[Mapping]) -> None:
         """Lines of `prompt`, `completion` (of an episode: its turns) and `reward` (see `records.sample_rows`)."""
