@@ -7,6 +7,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # pytest finds its hooks and its fixture here. Before JAX and PyTorch, which read what it sets.
+from budget import pytest_collection_modifyitems, pytest_runtest_setup  # noqa: F401
 from worker import (  # noqa: F401
     caches_end_with_their_file,
     pytest_configure,
