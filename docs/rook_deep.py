@@ -13,7 +13,6 @@ learn, and are thrown away. Not part of the package: `jax_grpo.sft` trains the s
 import argparse
 import json
 import math
-import os
 import pickle
 import random
 from pathlib import Path
@@ -334,7 +333,6 @@ def train(data: Path, out: Path, rows: int, batch: int, decay: float) -> None:
         model.zero_grad(set_to_none=True)
         if step % 100 == 99:
             print(f"{(step + 1) * batch} positions, {loss.item():.3f} nats", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"transformer.{_gpt2_name(name)}": (p.T if name.startswith("h.") and p.dim() == 2 else p).contiguous()
         for name, p in model.state_dict().items()
@@ -365,7 +363,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--decay", type=float, default=0.6)
     args = parser.parse_args()
-    os.makedirs(args.out, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     if args.what == "positions":
         label(args.out, args.count, args.worker)
     elif args.what == "endings":

@@ -23,7 +23,7 @@ from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
 from jax_grpo.model.flops import ImpossibleRate
-from jax_grpo.model.named import PROMPT_STYLE, find_style
+from jax_grpo.model.named import find_style, said_of_style
 from jax_grpo.model.weights import save_hf
 from jax_grpo.positions.dataset import Heldout, heldout_positions, told
 from jax_grpo.report.console import Console
@@ -138,7 +138,7 @@ def train(
                 console.note(f"stopped after iteration {done} of {config.iterations}; {resuming}")
                 return run_dir
 
-        taught = {PROMPT_STYLE: OWN_SIDE} if config.task.prompt_style == OWN_SIDE else {}
+        taught = said_of_style(config.task.prompt_style)
         save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer, taught)
         from jax_grpo.report.curves import save_all  # matplotlib, which is slow to import, is not needed before
 

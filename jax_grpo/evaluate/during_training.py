@@ -53,7 +53,7 @@ class Evaluation(NamedTuple):
             return []
         pairs = zip(prompts, self.completions["greedy"], strict=True)
         return [
-            (p, in_style(style, text.split()[-1] if text.split() else "", p.position.fen))
+            (p, in_style(style, (text.split() or [""])[-1], p.position.fen))
             for p, text in pairs
             if p.task in ("", "policy") and p.position and p.position.moves
         ]

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 import yaml
 
 from jax_grpo.config.files import RUN_WEIGHTS, weights_directory
-from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.tables import read_report
 from jax_grpo.export.tokenizer import save_for_transformers
-from jax_grpo.model.named import PROMPT_STYLE, describe_model, find_style, load_named
+from jax_grpo.model.named import describe_model, find_style, load_named, said_of_style
 from jax_grpo.model.weights import WeightsError, load_hf, save_hf
 from jax_grpo.positions.rookworld import policy_prompt
 from jax_grpo.report.records import read_records
@@ -56,7 +55,7 @@ def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[P
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as working:
         folder = Path(working) / out.name
-        said = {PROMPT_STYLE: style} if (style := find_style(weights)) == OWN_SIDE else {}
+        said = said_of_style(find_style(weights))
         save_hf(folder, policy.architecture, policy.params, policy.tokenizer, said)
         save_for_transformers(policy.tokenizer, folder, policy.architecture.max_position_embeddings)
         (folder / "README.md").write_text(model_card(model, source, out, evaluation), encoding="utf-8")

@@ -142,6 +142,11 @@ def find_style(weights: str) -> str:
     return OWN_SIDE if said == OWN_SIDE else "best_move"
 
 
+def said_of_style(style: str) -> dict[str, str]:
+    """What config.json says of a model that was taught a prompt style; nothing of those that are asked as ever."""
+    return {PROMPT_STYLE: style} if style == OWN_SIDE else {}
+
+
 def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
     """The policy of a user's name, computing in float32; its tokenizer is the weights' own (`find_tokenizer`) unless given.
 

@@ -79,12 +79,9 @@ def sample_rows(
         if (position := prompts[i].position) is not None:
             # A completion of a task that rewards no legal moves is not moves.
             moves = _MOVE.findall(completions[i]) if any(name.endswith("legal") for name in own) else []
-            style, fen = config.task.prompt_style, position.fen
-            engine, model = (
-                (position.moves[0] if position.moves else None),
-                in_style(style, moves[-1], fen) if moves else None,
-            )
-            row |= {"fen": fen, "engine_move": engine, "model_move": model}
+            engine = position.moves[0] if position.moves else None
+            model = in_style(config.task.prompt_style, moves[-1], position.fen) if moves else None
+            row |= {"fen": position.fen, "engine_move": engine, "model_move": model}
         if episodes is not None:
             episode = episodes[i]
             truncated = "cut" if episode.cut else None if episode.done else "out of turns"

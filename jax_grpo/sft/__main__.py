@@ -28,7 +28,7 @@ from jax_grpo.config.sections import ModelConfig, PromptsConfig
 from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model.gpt2 import GPT2, GPT2Config
-from jax_grpo.model.named import PROMPT_STYLE, load_policy
+from jax_grpo.model.named import load_policy, said_of_style
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import save_hf
 from jax_grpo.optimiser import decays
@@ -165,7 +165,7 @@ def train(config: SFTConfig) -> Path:
                     record = {"step": done, "stage": number, "loss": mean, "rows_per_second": round(rate, 1)}
                     print(json.dumps(record), file=log, flush=True)
                     progress.update(bar, description=f"stage {number}, loss {mean:.3f}, {rate:.0f} rows/s")
-            said = {PROMPT_STYLE: OWN_SIDE} if stage.prompt_style == OWN_SIDE else {}
+            said = said_of_style(stage.prompt_style)
             save_hf(out / f"stage{number}", architecture, params, tokenizer, said)
     final = out / f"stage{len(config.stages) - 1}"
     provenance = {
