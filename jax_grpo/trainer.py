@@ -39,7 +39,7 @@ from jax_grpo.run.checkpoints import abstract, content_hash, restore
 from jax_grpo.run.resume import Origin, require_same_data
 from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.devices import device_peak
-from jax_grpo.system.memory import peak_memory, trim
+from jax_grpo.system.memory import keep_freed, peak_memory, trim
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks import make_task, require_task
 from jax_grpo.tasks.base import (
@@ -152,6 +152,7 @@ class Trainer:
         compiled = compiled_since()
         if takes_time(compiled):
             trim()  # a compiler frees half a gigabyte, which would stay
+            keep_freed()
         return metrics | compiled, scored, batch
 
     def restore(self, origin: Origin) -> None:
