@@ -5,14 +5,18 @@ import json
 import math
 import random
 import shutil
+from pathlib import Path
 
 import chess
+import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import scipy.stats
 
+from jax_grpo.config import load_config
 from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.evaluate import strength
 from jax_grpo.evaluate.__main__ import _tables as tables_of
 from jax_grpo.evaluate.__main__ import main, parse
@@ -20,14 +24,21 @@ from jax_grpo.evaluate.policy import policy_task
 from jax_grpo.evaluate.statistics import cluster_bootstrap_mean, mean
 from jax_grpo.evaluate.suites import Data, OurModel, run_suites
 from jax_grpo.evaluate.tables import compare, comparison_page, read_report
+from jax_grpo.evaluate.yardsticks import yardsticks
 from jax_grpo.model.named import load_policy
 from jax_grpo.model.weights import save_hf
+from jax_grpo.positions.own_side import mirrored
 from jax_grpo.positions.position import Position
 from jax_grpo.positions.random_play import random_positions
 from jax_grpo.positions.table import to_columns
-from jax_grpo.positions.values import NotATable, move_table, win_probability
+from jax_grpo.positions.values import NotATable, move_table, moves_lost, win_probability
+from jax_grpo.positions.won_endings import won_position
+from jax_grpo.report.console import Console
+from jax_grpo.report.curves import curves
+from jax_grpo.tasks.policy import PolicyTask
 from jax_grpo.tasks.reference_players import drawn, greedy_capture, skill_zero, two_ply, uniform
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 # Black's king in the corner: three moves, worth +1, 0 and -2 pawns.
 CORNER = Position("k7/8/8/8/8/8/6R1/K7 b - - 0 1", moves=("a8a7", "a8b7", "a8b8"), evaluations=(1.0, -2.0, 0.0))
@@ -47,6 +58,73 @@ def tables(count: int = 12) -> list[Position]:
 
 TABLES = tables()
 STALEMATING = "7k/8/8/8/8/8/5Q2/K7 w - - 0 1"  # by f2f7; there is no mate
+
+
+PAID = {"value": 1.0}
+NOT_PAID = [
+    {"prompt_style": "best_move"},
+    {"prompt_style": "full", "rewards": PAID},
+    {"prompt_style": "best_move", "rewards": {"value": 0.0}},
+]
+
+
+# Beside a training ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["best_move", "own_side"])
+def test_plain_players_beside_a_training_get_the_mean_over_the_moves_they_draw_from(style):
+    # By other functions than the reward's; the same positions with colours changed are as many more.
+    positions = [*TABLES, *(mirrored(position) for position in TABLES[:5])]
+    task = PolicyTask(TaskConfig(name="policy", prompt_style=style, rewards=PAID))
+    prompts = [task.prompt(position, 0) for position in positions]
+    players = {"uniform": uniform, "greedy_capture": greedy_capture, "two_ply": two_ply}
+    expected = {
+        f"yardstick/{name}/value": -np.mean(
+            [strength.judged(position, player(chess.Board(position.fen)))["loss"] for position in positions]
+        )
+        for name, player in players.items()
+    }
+    assert yardsticks(task, prompts) == pytest.approx(expected, abs=1e-6)  # rewards are float32
+    assert len({round(value, 6) for value in expected.values()}) == 3
+
+
+def test_in_won_endings_plain_players_get_what_their_moves_keep():
+    task = PolicyTask(TaskConfig(name="policy", prompt_style="own_side", rewards={"technique": 1.0}))
+    position = won_position("KRK", (chess.B6, chess.H7, chess.A8), chess.BLACK)
+    kept = sum(0.7**lost for lost in moves_lost(position).values() if lost is not None)
+    found = yardsticks(task, [task.prompt(position, 0)])
+    assert found["yardstick/uniform/technique"] == pytest.approx(
+        kept / len(position.moves), abs=1e-6
+    )  # rewards are float32
+    assert found["yardstick/greedy_capture/technique"] == 1, "it mates in one"
+
+
+@pytest.mark.parametrize("settings", NOT_PAID, ids=["no-value", "whole-row", "value-unpaid"])
+def test_runs_that_are_not_paid_for_a_moves_worth_have_no_plain_players(settings):
+    task = PolicyTask(TaskConfig(name="policy", **settings))
+    assert yardsticks(task, [task.prompt(position, 0) for position in TABLES]) == {}
+
+
+def test_the_run_shows_its_plain_players_once_and_draws_them(tmp_path, capsys):
+    values = {"yardstick/uniform/value": -0.21, "yardstick/two_ply/value": -0.11}
+    records = [
+        {"iteration": 0, "eval/greedy/value": -0.18, "eval/sampled/value": -0.23} | values,
+        *({"iteration": i, "reward/value/mean": -0.2 + i / 100} for i in range(5)),
+        {"iteration": 5, "eval/greedy/value": -0.15, "eval/sampled/value": -0.19} | values,
+    ]
+    console = Console(load_config(str(CONFIGS / "quickstart.yaml")))
+    for record in (records[0], records[-1]):
+        console.evaluation(record["iteration"], record)
+    said = capsys.readouterr().out
+    assert said.count("beside plain players: uniform value -0.210, two ply value -0.110") == 1
+    sizes = []
+    for name, shown in (
+        ("with", records),
+        ("without", [{k: v for k, v in r.items() if k not in values} for r in records]),
+    ):
+        curves(shown, tmp_path / f"{name}.png")
+        sizes.append(plt.imread(tmp_path / f"{name}.png").shape[1])
+    assert sizes[0] > sizes[1], "a panel more"
 
 
 # The numbers ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Every number is a function of (weights, prompts, seed). Of training it knows the config alone.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from jax_grpo.config import Config
 from jax_grpo.evaluate import MODES
+from jax_grpo.evaluate.yardsticks import yardsticks
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.episodes import Episodes, Partner
@@ -38,7 +40,7 @@ def _texts(tokenizer: Tokenizer, task: Task, config: Config) -> Texts:
 
 
 class Evaluation(NamedTuple):
-    """`metrics` holds `eval/<mode>/<component>` means and `eval/<mode>/reward`; completions by mode."""
+    """`metrics` holds `eval/<mode>/<component>` means, `eval/<mode>/reward` and `yardsticks`; completions by mode."""
 
     metrics: dict[str, float]
     completions: dict[str, list[str]]
@@ -90,7 +92,11 @@ class Evaluator:
             for name, values in applicable(scores, self.prompts).items():
                 metrics[f"eval/{mode}/{name}"] = float(values.mean())
             completions[mode], components[mode] = texts, scores
-        return Evaluation(metrics, completions, components)
+        return Evaluation(metrics | self._yardsticks, completions, components)
+
+    @functools.cached_property
+    def _yardsticks(self) -> dict[str, float]:
+        return yardsticks(self._task, self.prompts)
 
     def _complete(self, mode: str, params: Any) -> tuple[list[str], list[list[int]]]:
         """A completion of each prompt, and its tokens."""

@@ -8,6 +8,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from jax_grpo.config import Config
+from jax_grpo.report.records import yardsticks_of
 from jax_grpo.system.progress import progress_bar
 
 EVALUATED = ("legal", "value", "technique", "best_move", "exact_fen", "reward")  # components shown of an evaluation
@@ -36,7 +37,7 @@ class Console:
         self._rich = RichConsole(highlight=False, width=width)
         self._progress = progress_bar(self._rich, shown=config.logging.progress)
         self._bar = self._progress.add_task("training", total=config.iterations, completed=first_iteration)
-        self._rows, self._started = 0, time.time()
+        self._rows, self._started, self._compared = 0, time.time(), False
 
     def __enter__(self) -> "Console":
         self._progress.start()
@@ -64,7 +65,7 @@ class Console:
         self._progress.advance(self._bar)
 
     def evaluation(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Held-out scores of both modes on one line."""
+        """Held-out scores of both modes on one line; the first time what plain players would get, on another."""
         modes = []
         for mode in ("greedy", "sampled"):
             prefix = f"eval/{mode}/"
@@ -75,6 +76,10 @@ class Console:
         self._rich.print(
             Text(f"held-out, iteration {iteration} {elapsed}  {'   '.join(modes)}", style="cyan"), soft_wrap=True
         )
+        plain = [f"{player} {component} {value:.3f}" for player, component, value in yardsticks_of(metrics)]
+        if plain and not self._compared:
+            self._rich.print(Text(f"    beside plain players: {', '.join(plain)}", style="cyan"), soft_wrap=True)
+        self._compared = True
 
     def samples(self, rows: Sequence[Mapping]) -> None:
         """Lines of `prompt`, `completion` (of an episode: its turns) and `reward` (see `records.sample_rows`)."""

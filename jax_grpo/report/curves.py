@@ -8,11 +8,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from jax_grpo.report.boards import ENGINE, MODEL, draw_board
-from jax_grpo.report.records import read_records
+from jax_grpo.report.records import read_records, yardsticks_of
 from jax_grpo.tasks.base import Prompt
 
+MODES = (("greedy", "o", None), ("sampled", "s", "white"))  # of held-out evaluations: marker and its face
 BOARDS = 8  # on their page at most
 PANELS = (
     ("reward/mean", "reward", "mean reward of the iteration"),
@@ -35,21 +37,28 @@ def save_all(run_dir: Path, answers: Sequence[tuple[Prompt, str]]) -> list[Path]
 
 
 def curves(records: Sequence[dict], path: Path) -> None:
-    """One panel a metric over iterations; held-out legal-move rates as points."""
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
-    for axis, (name, title, unit) in zip(axes.flat, PANELS, strict=True):
+    """One panel a metric over iterations; held-out legal-move rates as points.
+
+    A run that is paid for what moves are worth has a panel for each such component on held-out prompts, with plain players as lines.
+    """
+    compared = sorted({component for record in records for _, component, _ in yardsticks_of(record)})
+    panels = [*PANELS, *(("reward/" + name + "/mean", name, "mean") for name in compared)]
+    columns = -(-len(panels) // 2)
+    figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 6), layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, (name, title, unit) in zip(axes.flat, panels, strict=False):
         points = [(r["iteration"], r[name]) for r in records if r.get(name) is not None]
         if points:
             axis.plot(*zip(*points, strict=True), color=MODEL, linewidth=1.2)
         else:
             axis.text(0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray")
         if name == "legal_move_rate":
-            for mode, marker, face in (("greedy", "o", None), ("sampled", "s", "white")):
-                names = (f"eval/{mode}/legal", f"eval/{mode}/policy/legal")
-                if points := [(r["iteration"], r[n]) for r in records for n in names if n in r]:
-                    axis.plot(*zip(*points, strict=True), marker, color=ENGINE, mfc=face, label=f"held-out, {mode}")
-                    axis.legend(frameon=False, fontsize=8)
+            _held_out(axis, records, ("legal", "policy/legal"))
             axis.set_ylim(0, 1)
+        if title in compared:
+            _held_out(axis, records, (title,))
+            _plain_players(axis, records, title)
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_ylabel(unit, fontsize=8)
         axis.set_xlabel("iteration", fontsize=8)
@@ -58,6 +67,22 @@ def curves(records: Sequence[dict], path: Path) -> None:
         axis.grid(alpha=0.25)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _held_out(axis: Axes, records: Sequence[dict], components: Sequence[str]) -> None:
+    """Points of the held-out evaluations, greedy and sampled."""
+    for mode, marker, face in MODES:
+        names = [f"eval/{mode}/{component}" for component in components]
+        if points := [(r["iteration"], r[n]) for r in records for n in names if n in r]:
+            axis.plot(*zip(*points, strict=True), marker, color=ENGINE, mfc=face, label=f"held-out, {mode}")
+            axis.legend(frameon=False, fontsize=8)
+
+
+def _plain_players(axis: Axes, records: Sequence[dict], component: str) -> None:
+    """A line a player, with its name."""
+    for player, value in {p: v for record in records for p, c, v in yardsticks_of(record) if c == component}.items():
+        axis.axhline(value, color="gray", linestyle="--", linewidth=0.8)
+        axis.annotate(player, (0.01, value), xycoords=("axes fraction", "data"), fontsize=7, color="gray", va="bottom")
 
 
 def boards(prompts: Sequence[Prompt], moves: Sequence[str], path: Path) -> None:

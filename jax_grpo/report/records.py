@@ -14,6 +14,7 @@ from jax_grpo.tasks.base import Prompt, applicable
 from jax_grpo.tasks.episodes import Episode
 from jax_grpo.tasks.policy import in_style
 
+YARDSTICK = "yardstick/"  # before `player/component` in the names of metrics
 _MOVE = re.compile(r"(?<![a-h0-9])[a-h][1-8][a-h][1-8][qrbn]?(?![a-z0-9])")
 
 
@@ -45,6 +46,12 @@ def read_records(path: str | Path, *, missing_ok: bool = False) -> list[dict]:
             raise RecordsError(f"{path}:{number}: iteration is {record.get('iteration')!r}; expected a whole number")
         records.append(record)
     return records
+
+
+def yardsticks_of(record: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """(player in words, component, value) of each yardstick in a record; see `evaluate.yardsticks`."""
+    found = [(*name.removeprefix(YARDSTICK).split("/"), record[name]) for name in record if name.startswith(YARDSTICK)]
+    return [(player.replace("_", " "), component, value) for player, component, value in found]
 
 
 def sample_rows(
