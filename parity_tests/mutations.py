@@ -223,6 +223,9 @@ FAULTS = {
     "a move is not turned back": Fault("tasks/policy.py", "return turned(uci, fen) if style == OWN_SIDE else uci", "return uci", "test_own_side.py -k every_component"),
     "a player finds likely what it does not turn": Fault("play/player.py", 'f" {in_style(style, move.uci(), fen)}"', 'f" {move.uci()}"', "test_own_side.py -k player_of_such"),
     "samples are read in other positions": Fault("evaluate/suites.py", "positions[i // each].fen", "positions[i % len(positions)].fen", "test_own_side.py -k every_suite"),
+    "a plain player's moves are not turned": Fault("evaluate/yardsticks.py", "in_style(task.style, move, position.fen)", "move", "test_strength.py -k plain"),
+    "a player that chooses counts for all its moves": Fault("evaluate/yardsticks.py", "/ counts_P", "", "test_strength.py -k plain"),
+    "memory is kept where it is short": Fault("system/memory.py", "available(sys.maxsize) > _ROOM * peak()", "True", "test_memory.py -k kept"),
     # The reference: it must be as easy to break.
     "torch_ref: others' mean of all": Fault("torch_ref/advantages.py", "/ (reward_G.numel() - 1)", "/ reward_G.numel()", "test_parity.py -k 'option and leave'"),
     "torch_ref: deviation with ddof 0": Fault("torch_ref/advantages.py", '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=1)', '"batch": lambda reward_G, rewards_B: rewards_B.std(correction=0)', "test_parity.py -k 'option and leave'"),
