@@ -8,6 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 
 from jax_grpo.report.boards import ENGINE, MODEL, draw_board
@@ -50,7 +51,9 @@ def curves(records: Sequence[dict], path: Path) -> None:
     for axis, (name, title, unit) in zip(axes.flat, panels, strict=False):
         points = [(r["iteration"], r[name]) for r in records if r.get(name) is not None]
         if points:
-            axis.plot(*zip(*points, strict=True), color=MODEL, linewidth=1.2)
+            steps, values = zip(*points, strict=True)
+            axis.plot(steps, values, color=MODEL, linewidth=0.8, alpha=0.3)
+            axis.plot(steps, _smoothed(values), color=MODEL, linewidth=1.5)
         else:
             axis.text(0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray")
         if name == "legal_move_rate":
@@ -69,6 +72,12 @@ def curves(records: Sequence[dict], path: Path) -> None:
     plt.close(figure)
 
 
+def _smoothed(values: Sequence[float]) -> np.ndarray:
+    """Mean of the values around each one, a twentieth of them in all; of fewer at both ends."""
+    box = np.ones(2 * (len(values) // 40) + 1)
+    return np.convolve(values, box, "same") / np.convolve(np.ones(len(values)), box, "same")
+
+
 def _held_out(axis: Axes, records: Sequence[dict], components: Sequence[str]) -> None:
     """Points of the held-out evaluations, greedy and sampled."""
     for mode, marker, face in MODES:
@@ -82,7 +91,9 @@ def _plain_players(axis: Axes, records: Sequence[dict], component: str) -> None:
     """A line a player, with its name."""
     for player, value in {p: v for record in records for p, c, v in yardsticks_of(record) if c == component}.items():
         axis.axhline(value, color="gray", linestyle="--", linewidth=0.8)
-        axis.annotate(player, (0.01, value), xycoords=("axes fraction", "data"), fontsize=7, color="gray", va="bottom")
+        where = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center", "zorder": 5}
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axis.annotate(player, (0.42, value), fontsize=7, bbox=behind, **where)
 
 
 def boards(prompts: Sequence[Prompt], moves: Sequence[str], path: Path) -> None:
