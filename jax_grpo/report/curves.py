@@ -40,7 +40,7 @@ def save_all(run_dir: Path, answers: Sequence[tuple[Prompt, str]]) -> list[Path]
 def curves(records: Sequence[dict], path: Path) -> None:
     """One panel a metric over iterations; held-out legal-move rates as points.
 
-    A run that is paid for what moves are worth has a panel for each such component on held-out prompts, with plain players as lines.
+    A run that is paid for what moves are worth has a panel for each such component, with plain players as lines.
     """
     compared = sorted({component for record in records for _, component, _ in yardsticks_of(record)})
     panels = [*PANELS, *(("reward/" + name + "/mean", name, "mean") for name in compared)]

@@ -8,6 +8,7 @@ import mmap
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ _RESET = Path("/proc/self/clear_refs")  # writing 5 makes the peak's count begin
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # malloc.h
-_managed = False  # whether the allocator is this process's own: not where others call a training as a function
+_ALLOCATOR = SimpleNamespace(ours=False)  # set by this package: not in a process that calls a training as a function
 _ROOM = 4  # times the process's peak that must still be free before it keeps what it frees
 
 
@@ -78,9 +79,8 @@ def give_back_early() -> None:
     As it comes it keeps up to 64 MB at its heap's end, and has eight heaps a core, of which it gives a page back only when nothing
     on it is used: what compiling threads leave behind keeps more resident. 0.1 GB in a run of 124M parameters.
     """
-    global _managed
     if counts_pages():
-        _managed = True
+        _ALLOCATOR.ours = True
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_ARENA_MAX, 2)  # with one, compiling takes a fifth longer
         libc.mallopt(_M_TRIM_THRESHOLD, 2**20)
@@ -93,7 +93,7 @@ def keep_freed() -> bool:
     A program on a CPU asks for all its temporaries in one block, and each page of a block that was given back is zeroed and mapped
     anew: a sixth of the quickstart's time. It may hold up to twice as much, where a block no longer fits into the holes.
     """
-    keeps = _managed and available(sys.maxsize) > _ROOM * peak()
+    keeps = _ALLOCATOR.ours and available(sys.maxsize) > _ROOM * peak()
     if keeps:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
