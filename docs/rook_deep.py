@@ -1,136 +1,75 @@
-"""How packaged:rook-deep was made: positions labelled by Stockfish, then soft targets, in PyTorch with Muon.
+"""How packaged:rook-deep and packaged:rook-endings were made: soft targets for all legal moves, in PyTorch with Muon.
 
-    python docs/rook_deep.py positions --out labelled --worker 0    # and 1: a process each, 140 positions a second
-    python docs/rook_deep.py endings --out labelled
-    python docs/rook_deep.py train --data labelled --out rook-deep
+    python docs/rook_deep.py --data labelled --out taught --lesson stockfish --rows 356000
+    python docs/rook_deep.py --data labelled --out rook-deep --lesson players --rows 260000 --start taught
+    python docs/rook_deep.py --data labelled --out rook-endings --lesson endings --rows 223000 --start rook-deep --peak 0.6
 
-The objective is that of `jax_grpo.sft.soft_moves`: all legal moves of a position at once, each with its probability
-p(m) = (1 - u) softmax(w(m) / tau) + u / n. Moves beyond the engine's six lines have the even part alone. Three linear
-probes on the middle layer (what either side attacks, where it may go) and one for the position's value help it
-learn, and are thrown away. Not part of the package: `jax_grpo.sft` trains the same objective with AdamW.
+The positions are those of [rook_deep_positions.py](rook_deep_positions.py). The objective is that of
+`jax_grpo.sft.soft_moves`: all legal moves of a position at once, each with its probability. In the first lesson that is
+Stockfish's, softmax(w(m) / tau), but for a small even part. In the second it is what three players play who move in equal
+parts: Stockfish, greedy capture, and random legal moves; nothing says who plays. Moves beyond the engine's six lines have the
+even part alone. The third is of endings alone: exact play and random legal moves in equal parts. Three linear probes on the
+middle layer (what either side attacks, where it may go) and one for the position's value help it learn, and are thrown
+away. Not part of the package: `jax_grpo.sft` trains the same objective with AdamW.
 """
 
 import argparse
 import json
 import math
-import pickle
-import random
 from pathlib import Path
 from typing import NamedTuple
 
 import chess
-import chess.engine
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rook_deep_positions import KINDS, Row, load
 from safetensors.torch import save_file
 from torch import nn
 
 from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.positions.own_side import as_white, turned
-from jax_grpo.positions.values import win_probability
-from jax_grpo.positions.won_endings import won_positions
-from jax_grpo.tasks.engine import find_engine, search
 
-NODES, LINES, TEMPERATURE = (
-    2500,
-    6,
-    0.04,
-)  # of the search that labels and plays; moves are drawn by softmax(win / temperature)
-ROWS_A_FILE = 5000
+# Shares of the two other players, by kind of position; and the random player's in the third lesson.
+EVEN, CAPTURES, EVEN_IN_ENDINGS = (1 / 3, 0.3, 1 / 3), (1 / 3, 0, 0), 0.5
+SHARES = {"stockfish": (23 / 24, 1 / 24, 0), "players": (0.45, 0.4, 0.15), "endings": (0, 1, 0)}  # of a batch, by kind
+TAUS = (0.03, 0.15, 1.0)  # of Stockfish's softmax, by kind: over win probability, technique, and `_utility`
 SQUARES = [f"{file}{rank}" for rank in range(1, 9) for file in "abcdefgh"]
 BRANCHES = 12  # origins of a position that are computed, all of them in most
 PROBED = slice(65, 69)  # the tokens after the board, which see all of it
 
 
-class Row(NamedTuple):
-    """A position with White to move."""
-
-    fen: str
-    moves: list[str]  # all legal ones
-    wins: dict[str, float]  # win probability of those that have a line
-    attacked: tuple[int, int]  # squares attacked by Black and by White, as bits
-    game: int
-
-
-def row(fen: str, lines: dict[str, float], game: int) -> Row:
-    """A row of any position: Black to move is turned round."""
-    board = chess.Board(as_white(fen))
-    attacked = []
-    for colour in (chess.BLACK, chess.WHITE):
-        squares = 0
-        for square in chess.scan_forward(board.occupied_co[colour]):
-            squares |= board.attacks_mask(square)
-        attacked.append(squares)
-    wins = {turned(move, fen): win for move, win in lines.items()}
-    return Row(board.fen(), [move.uci() for move in board.legal_moves], wins, (attacked[0], attacked[1]), game)
-
-
-def save(rows: list[Row], out: Path, name: str) -> None:
-    working = out / f"{name}.tmp"
-    working.write_bytes(pickle.dumps([tuple(each) for each in rows]))
-    working.rename(out / f"{name}.pkl")
-
-
-def label(out: Path, count: int, worker: int) -> None:
-    """Sane games: up to six random moves, then moves drawn among the best, with 6, 12 or 25 % random ones."""
-    rows: list[Row] = []
-    game = done = 0
-    with chess.engine.SimpleEngine.popen_uci(find_engine(None, "stockfish")) as engine:
-        while done < count:
-            rng, board = random.Random(f"start/1/{worker}/{game}"), chess.Board()
-            game, blunder = game + 1, rng.choice([0.06, 0.12, 0.25])
-            for _ in range(rng.randint(1, 6)):
-                board.push(rng.choice(list(board.legal_moves) or [chess.Move.null()]))
-            while not board.is_game_over() and board.ply() < 160 and not board.is_repetition(3):
-                found = search(engine, board, nodes=NODES, multipv=LINES)
-                wins = {m: win_probability(e) for m, e in zip(found.moves, found.evaluations, strict=True)}
-                if rng.random() < 0.85:
-                    rows.append(row(board.fen(), wins, game))
-                    done += 1
-                if rng.random() < blunder:
-                    board.push(rng.choice(list(board.legal_moves)))
-                else:
-                    best = max(wins.values())
-                    weights = [math.exp((win - best) / TEMPERATURE) for win in wins.values()]
-                    board.push_uci(rng.choices(list(wins), weights)[0])
-            if len(rows) >= ROWS_A_FILE:
-                save(rows, out, f"games_{worker}_{game}")
-                print(done, flush=True)
-                rows = []
-
-
-def endings(out: Path) -> None:
-    """Won endings of the training split: a winning move is worth 1, any other a half. Nothing says which win is shorter."""
-    drawn = [p for n, p in enumerate(won_positions(["KRK", "KQK"], "train")) if n % 2 == 0]
-    rows = [row(p.fen, dict(zip(p.moves, map(win_probability, p.evaluations), strict=True)), 1) for p in drawn]
-    save(rows, out, "endings")
-
-
 class Table(NamedTuple):
-    """All rows as arrays: tokens [R, T]; moves [M, 3] (from, to, promotion) and wins [M], row i's from off[i] to off[i + 1]."""
+    """All rows as arrays: tokens [R, T]; moves [M, 3] (from, to, promotion) and theirs, row i's from off[i] to off[i + 1]."""
 
     tokens: np.ndarray
     off: np.ndarray
     moves: np.ndarray
-    wins: np.ndarray  # NaN where a move has no line
+    values: np.ndarray  # [M], NaN where a move has no line
+    captures: np.ndarray  # [M]: with which probability greedy capture plays it
     attacked: np.ndarray
     castling: np.ndarray
-    best: np.ndarray
+    kind: np.ndarray  # [R]: place in `KINDS`
+    best: np.ndarray  # [R]: win probability
 
     @classmethod
-    def of(cls, rows: list[Row], tokenizer: Tokenizer) -> "Table":
+    def of(cls, rows: list[Row], kinds: list[int], tokenizer: Tokenizer) -> "Table":
         tokens = tokenizer.encode_batch([f"P: {each.fen}    B:" for each in rows])
         moves = [(*_squares(move), " qrbn".index(move[4:] or " ")) for each in rows for move in each.moves]
         return cls(
             np.array(tokens, np.int16),
             np.cumsum([0, *(len(each.moves) for each in rows)]),
             np.array(moves, np.int8),
-            np.array([each.wins.get(move, np.nan) for each in rows for move in each.moves], np.float32),
+            np.array([each.values.get(move, np.nan) for each in rows for move in each.moves], np.float32),
+            np.array(
+                [(move in each.captures) / len(each.captures) for each in rows for move in each.moves], np.float32
+            ),
             np.array([each.attacked for each in rows], np.uint64),
             np.array([each.fen.split()[2] != "-" for each in rows]),
-            np.array([max(each.wins.values()) for each in rows], np.float32),
+            np.array(kinds),
+            np.array(
+                [1 if kind else max(each.values.values()) for each, kind in zip(rows, kinds, strict=True)], np.float32
+            ),
         )
 
 
@@ -141,8 +80,8 @@ def _squares(move: str) -> tuple[int, int]:
 class Batches:
     """Draws batches; half of the positions without castling rights are mirrored from left to right."""
 
-    def __init__(self, table: Table, tokenizer: Tokenizer, tau: float, uniform: float, seed: int):
-        self.table, self.tau, self.uniform, self.rng = table, tau, uniform, np.random.default_rng(seed)
+    def __init__(self, table: Table, tokenizer: Tokenizer, lesson: str, seed: int):
+        self.table, self.lesson, self.rng = table, lesson, np.random.default_rng(seed)
         self.flip = np.arange(tokenizer.vocab_size)  # of the token of an en passant square
         for square in SQUARES:
             other = f" {chr(ord('a') + ord('h') - ord(square[0]))}{square[1]}"
@@ -155,7 +94,7 @@ class Batches:
             np.concatenate([np.arange(t.off[i], t.off[i + 1]) for i in rows]),
             np.repeat(np.arange(n), counts),
         )
-        tokens, moves, wins = t.tokens[rows].astype(np.int64), t.moves[flat].astype(np.int64), t.wins[flat]
+        tokens, moves = t.tokens[rows].astype(np.int64), t.moves[flat].astype(np.int64)
         attacked = ((t.attacked[rows][:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float32)
         flipped = ~t.castling[rows] & (rng.random(n) < 0.5)
         turned_round = tokens[flipped]
@@ -164,11 +103,7 @@ class Batches:
         tokens[flipped] = turned_round
         moves[flipped[of_row], :2] ^= 7
         attacked[flipped] = attacked[flipped].reshape(-1, 2, 8, 8)[..., ::-1].reshape(-1, 2, 64)
-        known = np.nan_to_num(wins)
-        top = np.zeros(n)
-        np.maximum.at(top, of_row, known)
-        weights = np.where(np.isnan(wins), 0, np.exp((known - top[of_row]) / self.tau))
-        p = (1 - self.uniform) * weights / np.bincount(of_row, weights, n)[of_row] + self.uniform / counts[of_row]
+        p = self.played(rows, flat, of_row)
         joint = np.zeros((n, 64, 64), np.float32)
         np.add.at(joint, (of_row, moves[:, 0], moves[:, 1]), p)
         origin = joint.sum(-1)
@@ -184,8 +119,8 @@ class Batches:
         score[every, moves[first, 0]] = 2e9
         branches = np.argsort(-score, axis=1)[:, :BRANCHES]
         third = np.zeros((n, 2, 5), np.float32)
-        for slot, drawn in enumerate((first, second)):
-            same = (moves[:, :2] == moves[drawn, :2][of_row]).all(-1)
+        for slot, taught in enumerate((first, second)):
+            same = (moves[:, :2] == moves[taught, :2][of_row]).all(-1)
             np.add.at(third[:, slot], (of_row[same], moves[same, 2]), p[same])
         made = {
             "tokens": tokens,
@@ -200,6 +135,26 @@ class Batches:
             "best": t.best[rows],
         }
         return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()}
+
+    def played(self, rows: np.ndarray, flat: np.ndarray, of_row: np.ndarray) -> np.ndarray:
+        """Probability of each move, those of a position summing to 1."""
+        t, n = self.table, len(rows)
+        kind, values, known = t.kind[rows][of_row], t.values[flat], ~np.isnan(t.values[flat])
+        if self.lesson == "stockfish":
+            values = np.where(kind == 1, values > 0, values)  # nothing says which win is shorter
+            even, captures = np.full(len(flat), 0.08), np.zeros(len(flat))
+            taus = np.full(len(flat), TAUS[0])
+        else:
+            even, captures = np.choose(kind, EVEN), np.choose(kind, CAPTURES)
+            even = np.full(len(flat), EVEN_IN_ENDINGS) if self.lesson == "endings" else even
+            taus = np.choose(kind, TAUS)
+        values = np.where(known, values, -1e4)
+        top = np.full(n, -1e4)
+        np.maximum.at(top, of_row, values)
+        weights = np.where(known, np.exp(np.maximum(-60.0, (values - top[of_row]) / taus)), 0)
+        stockfish = weights / np.bincount(of_row, weights, n)[of_row]
+        random = 1 / np.bincount(of_row, minlength=n)[of_row]
+        return (1 - even - captures) * stockfish + even * random + captures * t.captures[flat]
 
 
 class Block(nn.Module):
@@ -302,29 +257,35 @@ class Muon:
                 p.data.mul_(1 - 0.02 * rate).add_(change, alpha=-rate * max(1, shape[0] / shape[1]) ** 0.5)
 
 
-def train(data: Path, out: Path, rows: int, batch: int, decay: float) -> None:
+def train(
+    data: Path, out: Path, lesson: str, start: Path | None, rows: int, batch: int, decay: float, peak: float
+) -> None:
     """Trains on so many positions and writes the model's folder; the learning rate falls to 0 over the last share `decay`."""
     torch.manual_seed(0)
     tokenizer = Tokenizer.load("chess")
-    files = sorted(data.glob("*.pkl"))
-    each = [[Row(*fields) for fields in pickle.loads(file.read_bytes())] for file in files]
-    table = Table.of([one for those in each for one in those], tokenizer)
-    ends = np.concatenate(
-        [np.full(len(those), file.stem == "endings") for file, those in zip(files, each, strict=True)]
-    )
-    won, games = np.flatnonzero(ends), np.flatnonzero(~ends)
-    print(f"{len(games)} positions of games, {len(won)} won endings", flush=True)
-    batches, model, loss_of = Batches(table, tokenizer, 0.03, 0.08, 0), Model(tokenizer.vocab_size), Loss(tokenizer)
+    shares = SHARES[lesson]
+    files = [file for file in sorted(data.glob("*.pkl")) if shares[KINDS.index(file.stem.split("_")[0])]]
+    each = [load(file) for file in files]
+    kinds = [KINDS.index(file.stem.split("_")[0]) for file, those in zip(files, each, strict=True) for _ in those]
+    table = Table.of([one for those in each for one in those], kinds, tokenizer)
+    parts = [np.flatnonzero(table.kind == kind) for kind in range(len(KINDS))]
+    sizes = [round(share * batch) for share in shares[1:]]
+    sizes = [batch - sum(sizes), *sizes]
+    print({name: len(part) for name, part in zip(KINDS, parts, strict=True)}, flush=True)
+    batches, model, loss_of = Batches(table, tokenizer, lesson, 0), Model(tokenizer.vocab_size), Loss(tokenizer)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("h.")]
     others = [p for name, p in model.named_parameters() if not (p.dim() == 2 and name.startswith("h."))]
     muon, adam = Muon(matrices), torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
+    if start:
+        saved = torch.load(start / "state.pt")
+        model.load_state_dict(saved["model"])
+        adam.load_state_dict(saved["adam"])
+        muon.momentum = saved["muon"]
     for step in range(rows // batch):
         left = 1 - step * batch / rows
-        rate = min(1, (step + 1) / 200) * min(1, left / decay)
-        drawn = [
-            batches.rng.choice(part, n, replace=False) for part, n in ((games, batch - batch // 24), (won, batch // 24))
-        ]
-        loss, probed = loss_of(model, batches.draw(np.concatenate(drawn)))
+        rate = peak * min(1, (step + 1) / 200) * min(1, left / decay)
+        chosen = [batches.rng.choice(part, n, replace=False) for part, n in zip(parts, sizes, strict=True)]
+        loss, probed = loss_of(model, batches.draw(np.concatenate(chosen)))
         (loss + probed).backward()
         nn.utils.clip_grad_norm_(others, 1.0)
         muon.step(0.02 * rate)
@@ -333,6 +294,8 @@ def train(data: Path, out: Path, rows: int, batch: int, decay: float) -> None:
         model.zero_grad(set_to_none=True)
         if step % 100 == 99:
             print(f"{(step + 1) * batch} positions, {loss.item():.3f} nats", flush=True)
+    saved = {"model": model.state_dict(), "adam": adam.state_dict(), "muon": muon.momentum}
+    torch.save(saved, out / "state.pt")  # for a second lesson; not part of the model
     tensors = {
         f"transformer.{_gpt2_name(name)}": (p.T if name.startswith("h.") and p.dim() == 2 else p).contiguous()
         for name, p in model.state_dict().items()
@@ -354,22 +317,17 @@ def _gpt2_name(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["positions", "endings", "train"])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the positions")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=115_000)
-    parser.add_argument("--worker", type=int, default=0)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--rows", type=int, default=356_000)
+    parser.add_argument("--lesson", choices=sorted(SHARES), required=True)
+    parser.add_argument("--start", type=Path, help="folder of the lesson before")
+    parser.add_argument("--peak", type=float, default=1.0, help="of the learning rate")
+    parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--decay", type=float, default=0.6)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.what == "positions":
-        label(args.out, args.count, args.worker)
-    elif args.what == "endings":
-        endings(args.out)
-    else:
-        train(args.data, args.out, args.rows, args.batch, args.decay)
+    train(**vars(args))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Batch:
     advantages_B: jax.Array
     stopped_B: jax.Array  # False where the completion was cut at the cap
     old_logp_BS: jax.Array | None = None
-    ref_logp_BS: jax.Array | None = None  # under the frozen reference; None when beta is 0
+    ref_logp_BS: jax.Array | None = None  # under the reference; None when beta is 0
     sampling_logp_BS: jax.Array | None = None  # as sampled; None when not recorded
     entropy_BS: jax.Array | None = None  # of the old policy, for the top-entropy mask; None when unused
 

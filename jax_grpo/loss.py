@@ -12,6 +12,8 @@ from jax_grpo.config import Config
 from jax_grpo.config.learning import KLConfig, ObjectiveConfig
 from jax_grpo.lm_head.loops import IDLE, LEARNS, MEASURED
 from jax_grpo.model import flops
+from jax_grpo.objective import covariance, surrogates
+from jax_grpo.objective.masking import masked, masked_mean, masked_quantile, token_count
 
 
 @struct.dataclass
@@ -32,6 +34,7 @@ class TokenTerms:
     bonus: jax.typing.ArrayLike  # weight of a token's entropy, scalar
     objective: ObjectiveConfig = struct.field(pytree_node=False)
     kl: KLConfig = struct.field(pytree_node=False)
+    held_back_BS: jax.Array | None = None  # 1 on the tokens that Clip-Cov leaves out and KL-Cov penalises
 
     def loss(self, logp_BS: jax.Array, entropy_BS: jax.Array) -> jax.Array:
         """weight * (policy_weight * surrogate + beta * KL) - bonus * entropy of each token [B, S], nats."""
@@ -40,9 +43,14 @@ class TokenTerms:
         if self.ref_logp_BS is not None:
             loss_BS = loss_BS + self.beta * self.kl_loss(logp_BS)
         loss_BS = self.weight_BS * loss_BS
-        if self.objective.entropy_coefficient:
-            loss_BS = loss_BS - self.bonus * objective.masked(entropy_BS, self.mask_BS)
+        if self.objective.has_bonus:
+            loss_BS = loss_BS - self.bonus * masked(entropy_BS, self.mask_BS)
         return loss_BS
+
+    @property
+    def penalised_BS(self) -> jax.Array | None:
+        """1 on the tokens that lose by their distance from the old policy (KL-Cov); None: no such objective."""
+        return self.held_back_BS if self.objective.name == "kl_cov" else None
 
     def old_logp(self, logp_BS: jax.Array) -> jax.Array:
         """The cached old log-probabilities, or the current ones held constant when this is their first and only use."""
@@ -51,16 +59,22 @@ class TokenTerms:
     def log_ratio(self, logp_BS: jax.Array) -> jax.Array:
         """log of the importance ratio [B, S], per token or per sequence as configured."""
         level = self.objective.importance_level
-        return objective.log_importance_ratio(logp_BS, self.old_logp(logp_BS), self.mask_BS, level)
+        return surrogates.log_importance_ratio(logp_BS, self.old_logp(logp_BS), self.mask_BS, level)
 
     def policy_loss(self, logp_BS: jax.Array) -> jax.Array:
         """policy_weight * surrogate of each token [B, S], the surrogate corrected for sampling by another program."""
         old_logp_BS, weight_BS = self.old_logp(logp_BS), self.policy_weight_BS
         if self.objective.mismatch_cap is not None and self.sampling_logp_BS is not None:
             weight_BS = weight_BS * objective.mismatch_weights(
-                old_logp_BS, self.sampling_logp_BS, self.mask_BS, self.objective.mismatch_cap
+                old_logp_BS, self.sampling_logp_BS, self.mask_BS, self.objective
             )
-        return weight_BS * objective.surrogate(logp_BS, old_logp_BS, self.advantages_B, self.mask_BS, self.objective)
+        loss_BS = surrogates.surrogate(logp_BS, old_logp_BS, self.advantages_B, self.mask_BS, self.objective)
+        if self.penalised_BS is not None:
+            log_rho_BS = self.log_ratio(logp_BS)
+            # Of slope 0 at 0, where a first step is: that of `jnp.abs` is 1 there, and would lower what was just sampled.
+            distance_BS = jax.lax.stop_gradient(jnp.sign(log_rho_BS)) * log_rho_BS
+            loss_BS += self.objective.cov_penalty * self.penalised_BS * distance_BS
+        return weight_BS * loss_BS
 
     def kl_loss(self, logp_BS: jax.Array) -> jax.Array:
         """KL estimate of each token [B, S], weighted by its importance ratio if configured."""
@@ -69,7 +83,7 @@ class TokenTerms:
         return kl_BS * jnp.exp(self.log_ratio(logp_BS)) if self.kl.importance_corrected else kl_BS
 
     def tokens_as_rows(self) -> "TokenTerms":
-        """Every token a sequence of length 1, [B*S, 1]: the same loss where the importance ratio is per token."""
+        """Every token a sequence of length 1, [B*S, 1]: the same loss where none of it is of whole sequences."""
         length = self.mask_BS.shape[1]
 
         def rows(x: jax.Array) -> jax.Array:
@@ -82,12 +96,15 @@ class TokenTerms:
     def head_work(self) -> jax.Array:
         """What the LM head has to do for each token [B, S]: see `lm_head.loops`.
 
-        A token whose loss is a constant 0 has no gradient: zero advantage (or outside the top-entropy mask) without KL term and
-        entropy bonus. Metrics still want its log-probability; those of masked tokens nobody wants.
+        A token whose loss is a constant 0 has no gradient: zero advantage (or outside the top-entropy mask) without KL term,
+        entropy bonus and KL-Cov's penalty. Metrics still want its log-probability; those of masked tokens nobody wants.
         """
         real_BS = self.mask_BS != 0
-        signal_BS = (self.policy_weight_BS != 0) & (self.advantages_B != 0)[:, None]
-        if self.ref_logp_BS is not None or self.objective.entropy_coefficient:
+        signal_BS = jnp.broadcast_to((self.advantages_B != 0)[:, None], real_BS.shape)
+        if self.penalised_BS is not None:
+            signal_BS |= self.penalised_BS != 0
+        signal_BS &= self.policy_weight_BS != 0
+        if self.ref_logp_BS is not None or self.objective.has_bonus:
             signal_BS = real_BS
         return jnp.where(signal_BS & real_BS, LEARNS, jnp.where(real_BS, MEASURED, IDLE))
 
@@ -103,18 +120,32 @@ def is_empty(batch: Batch, config: Config) -> jax.Array:
     return ~jnp.any(effective_mask(batch, config, jnp.float32) != 0)
 
 
-def token_terms(batch: Batch, beta: jax.typing.ArrayLike, config: Config, dtype) -> TokenTerms:
+def token_terms(
+    batch: Batch,
+    beta: jax.typing.ArrayLike,
+    config: Config,
+    dtype,
+    coefficient: jax.typing.ArrayLike | None = None,
+    step: jax.typing.ArrayLike = 0,
+) -> TokenTerms:
     """Terms of a whole optimiser batch, weights in `dtype`; micro-batches take rows of them.
 
-    Aggregation, the entropy bonus and the threshold of the top-entropy mask are over the whole batch and so cannot be found inside
-    a micro-batch; the threshold uses the cached entropies of the policy that made the rollout.
+    `coefficient` is that of the entropy bonus where it moves; None: the config's. `step` numbers what Clip-Cov draws.
+
+    Aggregation, the entropy bonus, the threshold of the top-entropy mask and covariances are over the whole batch and so cannot be
+    found inside a micro-batch; the threshold and covariances are of the policy that made the rollout, which is cached.
     """
     settings = config.objective
     mask_BS = effective_mask(batch, config, dtype)
-    policy_weight_BS = mask_BS
+    policy_weight_BS, held_back_BS = mask_BS, None
+    if settings.holds_back:
+        assert batch.old_logp_BS is not None, "the scoring pass caches what covariances are of"
+        held_back_BS = covariance.held_back(batch.old_logp_BS, batch.advantages_B, mask_BS, settings, config.seed, step)
     if settings.entropy_quantile > 0:
         assert batch.entropy_BS is not None, "the scoring pass caches entropies when entropy_quantile is set"
         policy_weight_BS = objective.top_entropy_mask(batch.entropy_BS, mask_BS, settings.entropy_quantile)
+    if settings.name == "clip_cov" and held_back_BS is not None:
+        policy_weight_BS = policy_weight_BS * (1 - held_back_BS)
     return TokenTerms(
         old_logp_BS=batch.old_logp_BS,
         ref_logp_BS=batch.ref_logp_BS,
@@ -124,25 +155,36 @@ def token_terms(batch: Batch, beta: jax.typing.ArrayLike, config: Config, dtype)
         weight_BS=objective.aggregation_weights(mask_BS, settings.aggregation, config.windows().generated),
         policy_weight_BS=policy_weight_BS,
         beta=beta,
-        bonus=settings.entropy_coefficient / objective.token_count(mask_BS),
+        bonus=(settings.entropy_coefficient if coefficient is None else coefficient) / token_count(mask_BS),
         objective=settings,
         kl=config.kl,
+        held_back_BS=held_back_BS,
     )
 
 
-def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Config) -> dict[str, jax.Array]:
+def mean_kl(batch: Batch, logp_BS: jax.Array, ref_logp_BS: jax.Array, config: Config) -> jax.Array:
+    """Estimated KL to a reference, mean over the tokens that are trained on, nats; NaN where there are none."""
+    mask_BS = effective_mask(batch, config, logp_BS.dtype)
+    kl_BS = objective.kl_per_token(logp_BS, ref_logp_BS, mask_BS, config.kl.estimator)
+    return jnp.where(is_empty(batch, config), jnp.nan, masked_mean(kl_BS, mask_BS))
+
+
+def metrics(
+    batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Config, step: jax.typing.ArrayLike = 0
+) -> dict[str, jax.Array]:
     """What one optimiser step saw, before it moved: scalars by name. Means are over masked tokens, NaN where there are none.
 
     `policy_loss` is the loss without the KL and entropy terms. Clip fractions count tokens where the clip is active: the
     ratio is beyond the bound on the side the advantage pushes to.
     """
-    terms = token_terms(batch, 0.0, config, logp_BS.dtype)
+    terms = token_terms(batch, 0.0, config, logp_BS.dtype, step=step)
     mask_BS, empty = terms.mask_BS, is_empty(batch, config)
-    rho_BS = jnp.exp(terms.log_ratio(logp_BS))
-    low_BS, high_BS = objective.clipped(rho_BS, batch.advantages_B[:, None], config.objective)
+    log_rho_BS = terms.log_ratio(logp_BS)
+    rho_BS = jnp.exp(log_rho_BS)
+    low_BS, high_BS = surrogates.clipped(log_rho_BS, logp_BS, batch.advantages_B[:, None], config.objective)
 
     def mean(x_BS: jax.Array) -> jax.Array:  # a KL or an entropy of 0 would be acted on
-        return jnp.where(empty, jnp.nan, objective.masked_mean(x_BS, mask_BS))
+        return jnp.where(empty, jnp.nan, masked_mean(x_BS, mask_BS))
 
     out = {
         "policy_loss": jnp.sum(terms.weight_BS * terms.policy_loss(logp_BS)),
@@ -153,12 +195,14 @@ def metrics(batch: Batch, logp_BS: jax.Array, entropy_BS: jax.Array, config: Con
         "clip_fraction/low": mean(low_BS),
         "clip_fraction/high": mean(high_BS),
     }
+    if terms.held_back_BS is not None:
+        out["held_back"] = mean(terms.held_back_BS)
     if batch.ref_logp_BS is not None:
         kl_BS = objective.kl_per_token(logp_BS, batch.ref_logp_BS, mask_BS, config.kl.estimator)
         out["kl/mean"] = mean(kl_BS)
-        out["kl/p95"] = objective.masked_quantile(kl_BS, mask_BS, 0.95)
+        out["kl/p95"] = masked_quantile(kl_BS, mask_BS, 0.95)
     if batch.sampling_logp_BS is not None:
-        mismatch_BS = jnp.abs(objective.masked(terms.old_logp(logp_BS) - batch.sampling_logp_BS, mask_BS))
+        mismatch_BS = jnp.abs(masked(terms.old_logp(logp_BS) - batch.sampling_logp_BS, mask_BS))
         out["logp_mismatch/mean"] = mean(mismatch_BS)
         out["logp_mismatch/max"] = jnp.where(empty, jnp.nan, jnp.max(mismatch_BS))
     return out

@@ -1,4 +1,4 @@
-"""AdamW, its schedule and which parameters decay. Knows nothing of losses or rollouts."""
+"""AdamW, its schedule, which parameters decay, and the reference that may follow them. Knows nothing of losses or rollouts."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_grpo.config.learning import UpdateConfig
+from jax_grpo.config.learning import KLConfig, UpdateConfig
 
 STORED = {"parameters": None, "bfloat16": jnp.bfloat16}  # None: as the parameters
 
@@ -97,3 +97,32 @@ def _direction_of(config: UpdateConfig, params: Any, opt_state: Any) -> tuple[An
     after_adam = optax.chain(*_after_adam(config))
     direction, _ = after_adam.update(scaled, after_adam.init(params), params)
     return direction, (adam, *opt_state[1:])
+
+
+def reference_copy(params: Any, config: KLConfig) -> Any:
+    """The reference at the start: a copy of the parameters, since the update donates them, in `kl.reference_dtype`."""
+    stored = STORED[config.reference_dtype]
+    return jax.tree.map(lambda x: jnp.array(x, stored or x.dtype), params)
+
+
+def moved_reference(config: KLConfig, reference: Any, params: Any, step: jax.Array, taken: jax.Array) -> Any:
+    """The reference behind optimiser step number `step`: mixed with its parameters where `reference_every` divides the number.
+
+    reference_mix * policy + (1 - reference_mix) * reference (TR-DPO, Gorbatovski et al. 2024), summed in the policy's
+    dtype. A step that is not `taken` has no number of its own, and moves nothing; nor does `reference_every` None.
+
+    >>> config = KLConfig(reference_every=2, reference_mix=0.25)
+    >>> old, policy = jnp.array([0.0, 4.0]), jnp.array([4.0, 4.0])
+    >>> [moved_reference(config, old, policy, jnp.int32(step), jnp.bool_(True)).tolist() for step in (1, 2)]
+    [[0.0, 4.0], [1.0, 4.0]]
+    """
+    if (every := config.reference_every) is None:
+        return reference
+    due, share = taken & (step % every == 0), config.reference_mix
+
+    def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+        # Not a sum for a copy: 0 * old would keep what is not finite.
+        mixed = new if share == 1 else share * new + (1 - share) * old.astype(new.dtype)
+        return jnp.where(due, mixed.astype(old.dtype), old)
+
+    return jax.tree.map(moved, reference, params)

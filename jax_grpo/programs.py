@@ -4,7 +4,7 @@ What is static, donated and shared stands in `rollout.generate.make_generate`, `
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,18 +12,20 @@ import jax.numpy as jnp
 
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config, ConfigError
-from jax_grpo.loss import update_work
+from jax_grpo.loss import mean_kl, update_work
+from jax_grpo.mesh import ONE_DEVICE, Layout
 from jax_grpo.model import flops
 from jax_grpo.model.gpt2 import GPT2Config
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.optimiser import STORED
 from jax_grpo.rollout.episodes import Partner, Played
 from jax_grpo.rollout.generate import Rollout, padded_length
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import Texts
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.episodes import EpisodicTask
-from jax_grpo.update import make_score, make_update
+from jax_grpo.update import TrainState, make_score, make_update
+
+KL = dict[str, jax.Array]  # nats per token, by name
 
 
 class Programs(NamedTuple):
@@ -36,13 +38,15 @@ class Programs(NamedTuple):
     partner: Partner | None = None  # whom a task asks between turns; its frozen parameters are the trainer's
 
 
-def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Task) -> Programs:
+def make_programs(
+    config: Config, graphdef: Any, tokenizer: Tokenizer, task: Task, layout: Layout = ONE_DEVICE
+) -> Programs:
     """The programs of a run with this config and the `GPT2` of `graphdef`; nothing is compiled yet.
 
     The tokenizer's vocabulary bounds what is sampled, the task's stop rule ends it.
 
     Raises:
-        ConfigError: the config has episodes, and the task answers no completion.
+        ConfigError: the config has episodes, and the task answers no completion; or it does, and there is a mesh.
     """
     how, windows = config.rollout, config.windows()
     if config.task.episode is not None and not isinstance(task, EpisodicTask):
@@ -50,12 +54,18 @@ def make_programs(config: Config, graphdef: Any, tokenizer: Tokenizer, task: Tas
             f"task.episode.turns is {windows.turns}, but the task {task.name!r} answers no completion: leave task.episode out, ask "
             f"task.name guess, or give a task that is an EpisodicTask"
         )
+    if layout is not ONE_DEVICE and isinstance(task, EpisodicTask):
+        raise ConfigError(
+            f"mesh is of {config.mesh.devices} devices, and the task {task.name!r} answers completions, which it does on one "
+            f"alone; leave mesh out"
+        )
     sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p, how.repetition_penalty)
     texts = Texts(tokenizer, task.stop_rule, how.max_new_tokens)
     generate, next_turn = texts.episode_programs(
-        graphdef, windows, sampling, group_size=how.group_size, compacts=how.compaction
+        graphdef, windows, sampling, group_size=how.group_size, compacts=how.compaction, layout=layout
     )
-    score, update = make_score(graphdef, config), make_update(graphdef, config, config.optimizer_steps())
+    score = make_score(graphdef, config, layout)
+    update = make_update(graphdef, config, config.optimizer_steps(), layout)
     partner = None
     if isinstance(task, EpisodicTask) and task.asks is not None:
         partner = Partner(texts, texts.program(graphdef, sampling), config.prompts.max_prompt_tokens)
@@ -91,7 +101,7 @@ def unscored(ids_PT: jax.Array, mask_PT: jax.Array, rollout: Rollout | Played) -
 def needs_old_logp(config: Config) -> bool:
     """One step on each rollout means the updated policy is the old one: its own value serves (ratio exactly 1)."""
     several = config.update.epochs * config.update.minibatches > 1
-    return several or config.objective.entropy_quantile > 0 or config.record_batches > 0
+    return several or config.objective.holds_back or config.objective.entropy_quantile > 0 or config.record_batches > 0
 
 
 def with_logps(config: Config, score: Callable[..., Any], params: Any, reference: Any, batch: Batch) -> Batch:
@@ -106,20 +116,39 @@ def with_logps(config: Config, score: Callable[..., Any], params: Any, reference
     return dataclasses.replace(batch, **cached)
 
 
-def reference_copy(params: Any, config: Config) -> Any:
-    """The frozen reference: a copy of the parameters, since the update donates them, in `kl.reference_dtype`."""
-    stored = STORED[config.kl.reference_dtype]
-    return jax.tree.map(lambda x: jnp.array(x, stored or x.dtype), params)
+def kl_across_a_move(config: Config, score: Callable[..., Any], state: TrainState, before: Batch) -> KL:
+    """Mean KL per token of the policy as it is, on the completions, to the reference that scored `before` and to where it is now.
 
-
-def phase_flops(config: Config, architecture: GPT2Config, batch: Batch, steps: int) -> dict[str, float]:
-    """Model FLOPs of an iteration's rollout, scoring and so many optimiser steps on its batch; see `model.flops`."""
-    assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
-    every = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
-    every = every._replace(predicted=int(batch.mask_BS.sum()))
-    all_tokens, forward, backward = (flops.forward(architecture, work) for work in (every, *update_work(batch, config)))
+    Scores twice, as the program is compiled: a batch without cached values.
+    """
+    nothing = jnp.zeros(before.advantages_B.shape, jnp.float32)
+    bare = dataclasses.replace(before, advantages_B=nothing, old_logp_BS=None, ref_logp_BS=None, entropy_BS=None)
+    (logp_BS, _), (ref_logp_BS, _) = score(state.params, bare), score(state.reference, bare)
+    assert before.ref_logp_BS is not None, "kl.reference_every needs kl.beta"
     return {
-        "rollout": all_tokens,
+        "kl/before_move": mean_kl(before, logp_BS, before.ref_logp_BS, config),
+        "kl/after_move": mean_kl(before, logp_BS, ref_logp_BS, config),
+    }
+
+
+def phase_flops(
+    config: Config, architecture: GPT2Config, batch: Batch, steps: int, drawn: Sequence[Batch] = ()
+) -> dict[str, float]:
+    """Model FLOPs of an iteration's rollout, scoring and so many optimiser steps on its batch; see `model.flops`.
+
+    `drawn` are the batches that were generated, where they are others than the one that is trained on.
+    """
+    works = (_read(batch), *update_work(batch, config))
+    all_tokens, forward, backward = (flops.forward(architecture, work) for work in works)
+    return {
+        "rollout": sum(flops.forward(architecture, _read(one)) for one in drawn or [batch]),
         "score": (needs_old_logp(config) + (config.kl.beta > 0)) * all_tokens,
         "update": (forward + flops.BACKWARD * backward) * steps / config.update.minibatches,
     }
+
+
+def _read(batch: Batch) -> flops.Work:
+    """What a pass over all of a batch's tokens needs."""
+    assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
+    work = flops.completions_work(batch.tokens.prompt_mask_PT, batch.tokens.completion_mask_PGC)
+    return work._replace(predicted=int(batch.mask_BS.sum()))

@@ -22,6 +22,7 @@ from flax import nnx
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import CACHED, Batch, CannotCut, FlatTokens
 from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.mesh import require_one_device
 from jax_grpo.model.named import Model, Policy, load_model
 from jax_grpo.model.weights import WeightsError, to_hf
 from jax_grpo.run.files import CheckpointError
@@ -91,15 +92,18 @@ def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
     def optional(name: str) -> jax.Array | None:
         return jnp.asarray(arrays[name], dtype) if name in arrays else None
 
+    input_ids_BT, attention_mask_BT, mask_BT = (jnp.asarray(arrays[name], jnp.int32) for name in TOKEN_ARRAYS)
+    mask_BT = mask_BT.at[:, 0].set(0)
     # Advantages win over rewards: a recorded file holds both, and the recorded advantages are what was trained on.
     advantages_B = optional("advantages")
     if advantages_B is None:
-        rewards_B = jnp.asarray(arrays["rewards"], dtype)
-        advantages_B, _ = group_advantages(rewards_B, jnp.asarray(arrays["group_ids"]), config.advantage)
-    input_ids_BT, attention_mask_BT, mask_BT = (jnp.asarray(arrays[name], jnp.int32) for name in TOKEN_ARRAYS)
+        if config.advantage.scale == "maxrl" and (arrays["rewards"] < 0).any():
+            raise BatchError(f"rewards go down to {arrays['rewards'].min():g}; advantage.scale maxrl needs at least 0")
+        rewards_B, group_ids_B = jnp.asarray(arrays["rewards"], dtype), jnp.asarray(arrays["group_ids"])
+        advantages_B, _ = group_advantages(rewards_B, group_ids_B, config.advantage, jnp.sum(mask_BT, axis=-1))
     return Batch(
         tokens=FlatTokens(input_ids_BT, attention_mask_BT),
-        mask_BS=mask_BT.at[:, 0].set(0),
+        mask_BS=mask_BT,
         advantages_B=advantages_B,
         stopped_B=jnp.asarray(arrays.get("stopped", np.ones(advantages_B.shape, bool))),
         old_logp_BS=optional("old_logp"),
@@ -125,6 +129,7 @@ def completed(batch: Batch, policy: Model | Policy, config: Config) -> Batch:
 
 def replay(config: Config, policy: Model | Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
+    require_one_device(config.mesh, "a replay")
     model = nnx.merge(policy.graphdef, policy.params)
     # The softmax is the one that the batch's log-probabilities are of, whatever tokenizer there is.
     model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))

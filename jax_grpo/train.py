@@ -22,6 +22,7 @@ from jax_grpo.config import Config, ConfigError, parse_cli
 from jax_grpo.config.tasks import OWN_SIDE
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
+from jax_grpo.mesh import processes
 from jax_grpo.model.flops import ImpossibleRate
 from jax_grpo.model.named import find_style, said_of_style
 from jax_grpo.model.weights import save_hf
@@ -30,11 +31,13 @@ from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog
 from jax_grpo.report.records import sample_rows
+from jax_grpo.report.silent import Silent
 from jax_grpo.rollout.episodes import ObservationTooLong
 from jax_grpo.run import resume as continuing
 from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.run.folder import locked_folder, record_finish, record_start, write_whole
+from jax_grpo.run.shared_checkpoints import SharedCheckpoints
 from jax_grpo.system import compilation
 from jax_grpo.system.memory import give_back_early
 from jax_grpo.system.phases import Phases, Watchdog
@@ -52,6 +55,7 @@ RUN_ERRORS = (
     MetricsError,
     NonFiniteUpdates,
     ObservationTooLong,
+    processes.ProcessLost,
     RewardError,
 )
 
@@ -61,7 +65,7 @@ def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | Non
     if heldout is None:
         return None
     prompts = [trainer.task.prompt(position, index) for index, position in enumerate(heldout.positions)]
-    return Evaluator(trainer.policy, trainer.task, prompts, trainer.config, trainer.partner)
+    return Evaluator(trainer.policy, trainer.task, prompts, trainer.config, trainer.partner, trainer.layout)
 
 
 def _require_taught_style(config: Config) -> None:
@@ -90,11 +94,18 @@ def train(
     for `task.name: prompts`, in the place of `task.rewards_from`. `resume` is `auto`, or the checkpoint or run folder to continue
     from; `restart` begins again where an unfinished run is. `argv` are the command line's arguments, for `run.json` and the command
     that continues; None when called from Python.
+
+    With `mesh.coordinator`, of several processes, each of them calls it; process 0 alone writes, but for checkpoints.
     """
-    with locked_folder(config.run_dir) as run_dir, StopSignals() as stop, contextlib.ExitStack() as cleanup:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(processes.connected(config.mesh))  # before JAX is asked for a device
+        writes = processes.is_first()
+        run_dir = cleanup.enter_context(locked_folder(config.run_dir)) if writes else Path(config.run_dir)
+        stop = cleanup.enter_context(StopSignals())
         # Where it begins; nothing is changed yet, since the model or the data may refuse to continue.
-        checkpoints = Checkpoints(run_dir / continuing.CHECKPOINTS, config.checkpoint)
-        origin = continuing.find_origin(resume, restart, run_dir, checkpoints, print)
+        kind = Checkpoints if processes.count() == 1 else SharedCheckpoints
+        checkpoints = kind(run_dir / continuing.CHECKPOINTS, config.checkpoint)
+        origin = continuing.find_shared_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
         _require_taught_style(config)
@@ -116,13 +127,8 @@ def train(
             changes += continuing.changed_code(origin, trainer.identity)
 
         # Nothing refuses it any more: the folder becomes this run's.
-        metrics_bytes = continuing.bring_metrics(origin, run_dir, print) if origin else 0
-        continuing.abandon_others(origin, checkpoints, print)
-        write_whole(run_dir / "config.yaml", config.resolved_yaml())
-        started_by = None if argv is None else f"{continuing.PROGRAM} {shlex.join(argv)}"
-        record_start(run_dir, config.resolved_yaml(), started_by, first, config.update.parts)
-
-        with MetricsLog(run_dir, config, metrics_bytes, first) as log, Console(config, first) as console, checkpoints:
+        logs = _begin(config, run_dir, origin, checkpoints, argv) if writes else (Silent(), Silent())
+        with logs[0] as log, logs[1] as console, checkpoints:
             device = jax.devices()[0].device_kind
             console.note(f"{config.model.weights or 'random weights'}, {device}, run folder {run_dir}")
             console.note(told(trainer.positions, heldout))
@@ -132,14 +138,16 @@ def train(
             for caution in config.cautions():
                 console.warning(f"caution: {caution}")
             milestones = Milestones(trainer, evaluator, log, console, checkpoints, origin)
-            done = run_iterations(milestones, stop)
+            done = run_iterations(milestones, stop if processes.count() == 1 else processes.Agreed(stop))
             if done < config.iterations:
                 resuming = f"continue with\n    {continuing.command(argv)}"
                 console.note(f"stopped after iteration {done} of {config.iterations}; {resuming}")
                 return run_dir
 
-        taught = said_of_style(config.task.prompt_style)
-        save_hf(run_dir / "weights", trainer.policy.architecture, trainer.state.params, trainer.tokenizer, taught)
+        params, taught = processes.gathered(trainer.state.params), said_of_style(config.task.prompt_style)
+        if not writes:
+            return run_dir
+        save_hf(run_dir / "weights", trainer.policy.architecture, params, trainer.tokenizer, taught)
         from jax_grpo.report.curves import save_all  # matplotlib, which is slow to import, is not needed before
 
         answers = []
@@ -149,6 +157,19 @@ def train(
         record_finish(run_dir)
         print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *pictures]))
         return run_dir
+
+
+def _begin(
+    config: Config, run_dir: Path, origin: Origin | None, checkpoints: Checkpoints, argv: Sequence[str] | None
+) -> tuple[MetricsLog, Console]:
+    """Makes the folder that of the run that begins or continues; what it is written and told with."""
+    first = origin.iteration if origin else 0
+    metrics_bytes = continuing.bring_metrics(origin, run_dir, print) if origin else 0
+    continuing.abandon_others(origin, checkpoints, print)
+    write_whole(run_dir / "config.yaml", config.resolved_yaml())
+    started_by = None if argv is None else f"{continuing.PROGRAM} {shlex.join(argv)}"
+    record_start(run_dir, config.resolved_yaml(), started_by, first, config.update.parts)
+    return MetricsLog(run_dir, config, metrics_bytes, first), Console(config, first)
 
 
 @dataclasses.dataclass
@@ -163,8 +184,8 @@ class Milestones:
 
     trainer: Trainer
     evaluator: Evaluator | None
-    log: MetricsLog
-    console: Console
+    log: MetricsLog | Silent
+    console: Console | Silent
     checkpoints: Checkpoints
     origin: Origin | None
 
@@ -234,22 +255,26 @@ class Milestones:
         own = self._metrics | (self.evaluation.metrics if self.evaluation else {})
         position = self.log.position() if self._position is None else self._position
         manifest = self.trainer.manifest(self.done, position)
-        self.checkpoints.save(self.done, self.trainer.state, manifest, own, self._measured)
+        self.checkpoints.save(self.done, self.trainer.saved(), manifest, own, self._measured)
 
 
-def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
+def run_iterations(milestones: Milestones, stop: processes.Request) -> int:
     """Iterations after the origin's, until the last or a stop signal, all of them saved; returns how many are done in all."""
     trainer, log, console = milestones.trainer, milestones.log, milestones.console
-    config, run_dir = trainer.config, log.path.parent
-    health = HealthLog(run_dir, config, trainer.task.component_weights, console.warning)
+    config, run_dir, writes = trainer.config, Path(trainer.config.run_dir), processes.is_first()
+    health = HealthLog(run_dir, config, trainer.task.component_weights, console.warning) if writes else Silent()
     with Watchdog(console.note) as watchdog:
         milestones.begin()
         while (done := milestones.done) < config.iterations and not stop.requested:
-            with watchdog.iteration(done) as phases, compilation.profiled(config.profile, run_dir, done):
+            profiled = compilation.profiled(config.profile, run_dir, done) if writes else contextlib.nullcontext()
+            with watchdog.iteration(done) as phases, profiled:
                 metrics, scored, batch = trainer.iterate(done, phases)
             log.write(metrics)
             components = applicable(scored.components, scored.prompts)
-            log.histograms(done, {f"reward/{name}": values for name, values in components.items()})
+            shown = {f"reward/{name}": values for name, values in components.items()}
+            if trainer.curriculum is not None:
+                shown["curriculum/rate"] = trainer.curriculum.rates()
+            log.histograms(done, shown)
             if compiled := compilation.line(metrics):
                 console.note(compiled)
             console.iteration(metrics)
@@ -259,7 +284,7 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
                 rows = sample_rows(*given, config, scored.logged.extras, scored.episodes)
                 console.samples(rows)
                 log.samples(done, rows)
-            if done < config.record_batches:  # for `jax_grpo.replay`
+            if done < config.record_batches and writes:  # for `jax_grpo.replay`
                 arrays = record(batch, scored.rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size)
                 (run_dir / "batches").mkdir(exist_ok=True)
                 np.savez(run_dir / "batches" / f"{done:06d}.npz", allow_pickle=False, **arrays)
@@ -271,13 +296,14 @@ def run_iterations(milestones: Milestones, stop: StopSignals) -> int:
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     give_back_early()
-    try:
-        options, rest = continuing.OPTIONS.parse_known_args(argv)
-        config = parse_cli(rest, continuing.PROGRAM, [continuing.OPTIONS])
-        train(config, resume=options.resume, restart=options.restart, argv=argv)
-    except (*RUN_ERRORS, OSError, ValueError) as error:  # the project's input errors are ValueErrors
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        raise SystemExit(f"{type(error).__name__}: {error}{notes}") from error
+    with processes.ending_at_once():
+        try:
+            options, rest = continuing.OPTIONS.parse_known_args(argv)
+            config = parse_cli(rest, continuing.PROGRAM, [continuing.OPTIONS])
+            train(config, resume=options.resume, restart=options.restart, argv=argv)
+        except (*RUN_ERRORS, OSError, ValueError) as error:  # the project's input errors are ValueErrors
+            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+            raise SystemExit(f"{type(error).__name__}: {error}{notes}") from error
 
 
 class _Callable(types.ModuleType):

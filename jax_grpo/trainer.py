@@ -3,29 +3,28 @@
 import dataclasses
 import functools
 import inspect
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jax_grpo
-from jax_grpo import advantages
 from jax_grpo.batch import Batch, piece, split
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.memory.fit import explain_out_of_memory
-from jax_grpo.model import flops
+from jax_grpo.mesh import layout_of, processes, require_fitting
 from jax_grpo.model.named import Policy, load_policy
 from jax_grpo.objective import beyond_guardrail
+from jax_grpo.optimiser import reference_copy
 from jax_grpo.positions.checked_files import Remembered
+from jax_grpo.positions.curriculum import Curriculum
 from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
-from jax_grpo.programs import context, make_programs, phase_flops, reference_copy, unscored, with_logps
+from jax_grpo.programs import context, kl_across_a_move, make_programs, unscored, with_logps
 from jax_grpo.prompts.chat import ChatTemplate
-from jax_grpo.report.records import distinct_share, episode_shares
 from jax_grpo.rollout.episodes import Episodes, Played, require_fitting_observations
 from jax_grpo.rollout.generate import (
     PromptTokens,
@@ -35,51 +34,32 @@ from jax_grpo.rollout.generate import (
     encode_fitting,
     encode_prompts,
 )
-from jax_grpo.run.checkpoints import abstract, content_hash, restore
+from jax_grpo.run.checkpoints import abstract, content_hash, restore, set_apart
 from jax_grpo.run.resume import Origin, require_same_data
+from jax_grpo.scored import Scored, advantages_of, overlong
+from jax_grpo.scored.metrics import of_iteration
+from jax_grpo.scored.refill import Round, batch_of, fill
 from jax_grpo.system.compilation import compilations, takes_time
-from jax_grpo.system.devices import device_peak
-from jax_grpo.system.memory import keep_freed, peak_memory, trim
+from jax_grpo.system.memory import keep_freed, trim
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks import make_task, require_task
 from jax_grpo.tasks.base import (
-    Logged,
     Prompt,
     Task,
     TrainerState,
-    about_every_row,
-    applicable,
     caps,
-    checked_score,
     total_reward,
 )
-from jax_grpo.tasks.episodes import Episode, EpisodicTask
+from jax_grpo.tasks.episodes import EpisodicTask
 from jax_grpo.tasks.imported import code_hashes
+from jax_grpo.tasks.shared import shared_score
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
+
+DRAWING = "curriculum/"  # the names of its arrays in a checkpoint begin so
 
 
 class NonFiniteUpdates(RuntimeError):
     """Too many optimiser steps in a row had a non-finite loss or gradient; the weights saved are the last good ones."""
-
-
-class Scored(NamedTuple):
-    """An iteration's completions with everything the update needs but log-probabilities.
-
-    `components` are raw reward components [B] by name, `rewards_B` their weighted sum with penalties. An episode's text is all
-    that was said in it.
-    """
-
-    prompts: list[Prompt]
-    completions: list[str]
-    components: dict[str, np.ndarray]
-    rewards_B: np.ndarray
-    rollout: Rollout | Played
-    logged: Logged = Logged({}, {})
-
-    @property
-    def episodes(self) -> list[Episode] | None:
-        """What was said in each row's episode, turn by turn; None of a task that answers no completion."""
-        return self.rollout.episodes if isinstance(self.rollout, Played) else None
 
 
 class Trainer:
@@ -102,7 +82,7 @@ class Trainer:
             raise ConfigError(
                 "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
             )
-        self.config = config
+        self.config, self.layout = config, layout_of(config.mesh)
         if task is None:
             self.task: Task = make_task(config.task, rewards, config.model.tokenizer)
         else:
@@ -111,23 +91,32 @@ class Trainer:
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
+        require_fitting(config.mesh, self.policy.architecture.num_heads, self.policy.architecture.hidden_size)
+        self.policy = self.policy._replace(params=self.layout.place(self.policy.params))
         self.tokenizer = self.policy.tokenizer
         self.tokenizer.require_writable(self.task.answers, self.task.name)
         self._require_fitting_prompts()
         if isinstance(self.task, EpisodicTask):
             require_fitting_observations(self.task, self.prompts(0)[1], self.tokenizer, config.windows())
-        programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task)
+        programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task, self.layout)
         self.generate, self.score, self.update, self.next_turn, self.partner = programs
-        # The update donates its parameters, so the frozen reference needs a copy; without a KL term there is none.
-        self.reference = reference_copy(self.policy.params, config) if config.kl.beta > 0 else None
+        # The update donates its parameters, so the reference needs a copy; without a KL term there is none.
+        kept = config.kl.beta > 0 and config.kl.reference_every is None
+        self._frozen = reference_copy(self.policy.params, config.kl) if kept else None
         if self.partner is not None and isinstance(self.task, EpisodicTask) and self.task.asks == "reference":
-            if self.reference is None:
+            if self._frozen is None:
                 raise ConfigError(
-                    f"task {self.task.name!r} asks the reference, which is kept with kl.beta > 0; it is 0"
+                    f"task {self.task.name!r} asks the frozen reference, which is kept with kl.beta > 0 and kl.reference_every "
+                    f"null; they are {config.kl.beta} and {config.kl.reference_every}"
                 )
-            self.partner = self.partner._replace(frozen=self.reference)
-        self.state: TrainState = init_state(self.policy.params, config)
+            self.partner = self.partner._replace(frozen=self._frozen)
+        self.state: TrainState = self.layout.place(init_state(self.policy.params, config))
         self.policy = self.policy._replace(params=None)
+        self.curriculum = None
+        if (how := config.prompts.curriculum) is not None:
+            self.curriculum = Curriculum(how, config.seed, len(self.dataset), lambda place: self.dataset.at(place)[0])
+        self._asked: list[int] = []  # numbers of the iteration's prompts so far
+        self.further_draws = 0  # of prompts, by refill, beside one an iteration: the position in the order of prompts
         self.identity = {
             "architecture": dataclasses.asdict(self.policy.architecture),
             "reference": None if self.reference is None else content_hash(self.reference),
@@ -136,24 +125,40 @@ class Trainer:
             "code": code_hashes(self.task.code()),
         }
 
+    @property
+    def reference(self) -> Any:
+        """Weights that the KL is measured to: frozen, or the state's own that move; None without a KL term."""
+        return self._frozen if self.state.reference is None else self.state.reference
+
     def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
         phases, compiled_since, started = phases or Phases(), compilations(), time.perf_counter()
         with explain_out_of_memory(phases, self.config):
-            prompts, rollout, bare = self._generate(iteration, phases)
-            # Log-probabilities need no rewards: the device computes them while the host computes those.
-            logps = functools.partial(with_logps, self.config, self.score, self.state.params, self.reference, bare)
-            cached = phases.run("score", logps, wait=False)
-            scored = phases.run("reward", lambda: self._reward(iteration, prompts, rollout))
+            rounds, scored, cached = self._drawn(iteration, phases)
             batch, flat_B = phases.run("score", lambda: self._with_advantages(cached, scored))
+            before = int(self.state.optimizer_step)
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
+            if self._reference_moved(before):
+                told = functools.partial(kl_across_a_move, self.config, self.score, self.state, batch)
+                steps[-1] |= phases.run("reference", told)
+            batch = processes.gathered(batch)
         seconds = time.perf_counter() - started
-        metrics = self._metrics(iteration, scored, batch, flat_B, steps, phases.seconds, seconds)
+        metrics = {"iteration": iteration, "optimizer_step": int(self.state.optimizer_step)}
+        steps = jax.device_get(steps)  # all at once: each by itself would wait for the device again
+        metrics |= of_iteration(
+            self.config, self.policy.architecture, scored, batch, flat_B, steps, phases.seconds, seconds, rounds
+        )
+        metrics |= {} if self.curriculum is None else self.curriculum.metrics()
         compiled = compiled_since()
         if takes_time(compiled):
             trim()  # a compiler frees half a gigabyte, which would stay
             keep_freed()
         return metrics | compiled, scored, batch
+
+    def _reference_moved(self, before: int) -> bool:
+        """Whether an optimiser step behind number `before` has moved the reference."""
+        every = self.config.kl.reference_every
+        return every is not None and int(self.state.optimizer_step) // every > before // every
 
     def restore(self, origin: Origin) -> None:
         """Puts the checkpoint's state in the place of the fresh one, which is freed first: two do not fit everywhere.
@@ -163,8 +168,18 @@ class Trainer:
         """
         positions = self.positions.identity_as_in(origin.content["identity"]["positions"])
         require_same_data(origin, self.identity | {"positions": positions})
+        origin, drawing = set_apart(origin, DRAWING)
+        if self.curriculum is not None:
+            self.curriculum.restore(drawing)
         like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
         self.state = restore(origin, like, LATER_COUNTERS)
+        self.further_draws = origin.content["next_prompt"] // self.config.prompts.per_iteration - origin.iteration
+
+    def saved(self) -> Any:
+        """The arrays of a checkpoint: the state, and what a curriculum has observed."""
+        if self.curriculum is None:
+            return self.state
+        return vars(self.state) | {DRAWING.removesuffix("/"): self.curriculum.arrays()}
 
     def manifest(self, iterations_done: int, metrics_bytes: int) -> dict[str, Any]:
         """What a checkpoint says beside its arrays; with those it is all that the iterations to come depend on."""
@@ -173,21 +188,30 @@ class Trainer:
             "architecture": self.identity["architecture"],
             "identity": self.identity,
             "seed": self.config.seed,  # with the iteration, the position of every random stream
-            "next_prompt": iterations_done * self.config.prompts.per_iteration,
+            "next_prompt": (iterations_done + self.further_draws) * self.config.prompts.per_iteration,
             "metrics_bytes": metrics_bytes,
             "nonfinite_total": int(self.state.nonfinite_total),
         }
 
-    def prompts(self, iteration: int) -> tuple[list[int], list[Prompt]]:
-        """The numbers of an iteration's positions in their data set, and its prompts."""
-        drawn = self.dataset.batch(iteration, self.config.prompts.per_iteration)
+    def prompts(self, draw: int) -> tuple[list[int], list[Prompt]]:
+        """The numbers of a draw's positions in their data set, and its prompts; without refill a draw is an iteration.
+
+        With a curriculum these are the order that it draws new ones from.
+        """
+        numbers = [number for number, _ in self.dataset.batch(draw, self.config.prompts.per_iteration)]
+        return numbers, self._made(numbers)
+
+    def _made(self, numbers: Sequence[int]) -> list[Prompt]:
+        """The prompts of the positions of these numbers."""
         seed = self.config.seed * 1_000_003
-        return [index for index, _ in drawn], [self.task.prompt(position, seed + index) for index, position in drawn]
+        return [self.task.prompt(self.positions[number], seed + number) for number in numbers]
 
     def _require_fitting_prompts(self) -> None:
         """Refuses, before anything is compiled, a run that would come upon a too long prompt."""
         config = self.config
-        drawn = min(config.iterations, -(-len(self.dataset) // config.prompts.per_iteration))  # at most an epoch
+        rounds = 1 if config.rollout.refill is None else 1 + config.rollout.refill.rounds
+        epoch = -(-len(self.dataset) // config.prompts.per_iteration)
+        drawn = min(config.iterations * rounds, epoch)
         # An engine changes no prompt; but `value` without one has every position looked at.
         task = [config.task.model_dump(exclude={"engine"}), config.task.engine is None]
         order = [config.seed, drawn, config.prompts.per_iteration]
@@ -197,18 +221,56 @@ class Trainer:
         if isinstance(remembered.value, int) and remembered.value <= config.prompts.max_prompt_tokens:
             return
         longest = 0
-        for iteration in range(drawn):
-            texts = [prompt.text for prompt in self.prompts(iteration)[1]]
+        for draw in range(drawn):
+            texts = [prompt.text for prompt in self.prompts(draw)[1]]
             encoded = encode_fitting(texts, self.tokenizer, config.prompts.max_prompt_tokens)
             longest = max(longest, *map(len, encoded))
         remembered.keep(longest)
 
-    def _generate(self, iteration: int, phases: Phases) -> tuple[list[Prompt], Rollout | Played, Batch]:
-        """The prompt of each completion, the completions, and their bare batch; the task prepares for scoring meanwhile."""
-        config = self.config
-        indices, prompts = self.prompts(iteration)
-        ids_PT, mask_PT = encode_prompts([p.text for p in prompts], self.tokenizer, config.prompts.max_prompt_tokens)
-        numbers_P = np.array(sampling_numbers(indices, len(self.dataset)), np.int32)
+    def _drawn(self, iteration: int, phases: Phases) -> tuple[list[Round], Scored, Batch]:
+        """What refill drew ([] without it), the groups to train on, and their batch but for its advantages."""
+        refill = self.config.rollout.refill
+        logps = functools.partial(with_logps, self.config, self.score, self.state.params, self.reference)
+        if refill is None:
+            prompts, rollout, bare = self._generate(iteration, phases)
+            # Log-probabilities need no rewards: the device computes them while the host computes those.
+            cached = phases.run("score", lambda: logps(bare), wait=False)
+            return [], phases.run("reward", lambda: self._reward(iteration, prompts, rollout)), cached
+
+        def draw(number: int) -> Round:
+            prompts, rollout, bare = self._generate(iteration, phases, number)
+            scored = phases.run("reward", lambda: self._reward(iteration, prompts, rollout))
+            return Round(
+                scored, processes.gathered(bare), advantages_of(self.config, self.task.component_weights, scored)[1]
+            )
+
+        rounds = fill(draw, refill)
+        self.further_draws += len(rounds) - 1
+        scored = batch_of(rounds)
+        tokens = self._encoded(scored.prompts[:: self.config.rollout.group_size])
+        bare = unscored(jnp.asarray(tokens.ids_PT), jnp.asarray(tokens.mask_PT), scored.rollout)
+        return rounds, scored, phases.run("score", lambda: logps(bare))
+
+    def _encoded(self, prompts: Sequence[Prompt]) -> PromptTokens:
+        return encode_prompts([p.text for p in prompts], self.tokenizer, self.config.prompts.max_prompt_tokens)
+
+    def _generate(
+        self, iteration: int, phases: Phases, number: int = 0
+    ) -> tuple[list[Prompt], Rollout | Played, Batch]:
+        """The prompt of each completion, the completions, and their bare batch; the task prepares for scoring meanwhile.
+
+        `number` counts the iteration's draws of prompts. One that comes again in a later draw is sampled anew, as within a draw.
+        """
+        config, first = self.config, iteration + self.further_draws
+        earlier = self._asked if number else []
+        if self.curriculum is None:
+            own, prompts = self.prompts(first + number)
+        else:
+            own = self.curriculum.draw(config.prompts.per_iteration, earlier)
+            prompts = self._made(own)
+        self._asked = [*earlier, *own]
+        ids_PT, mask_PT = self._encoded(prompts)
+        numbers_P = np.array(sampling_numbers(self._asked, len(self.dataset))[-len(prompts) :], np.int32)
         if isinstance(self.task, EpisodicTask):
             rollout = self._play(iteration, prompts, PromptTokens(ids_PT, mask_PT), numbers_P, phases)
             return self._grouped(prompts, ids_PT, mask_PT, rollout)
@@ -219,7 +281,7 @@ class Trainer:
             rollout = self.generate(
                 self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration), caps_P
             )
-            self.task.prepare(prompts)
+            self.task.prepare(prompts[processes.own(len(prompts))])
             return rollout
 
         return self._grouped(prompts, ids_PT, mask_PT, phases.run("rollout", generate))
@@ -250,43 +312,35 @@ class Trainer:
         return episodes.play(self.state.params, prompts, tokens, *drawn, phases, lambda: self.task.prepare(prompts))
 
     def _reward(self, iteration: int, prompts: list[Prompt], rollout: Rollout | Played) -> Scored:
-        """Stop-truncated texts, their raw components [B], and the weighted sum with penalties."""
-        config = self.config
-        if isinstance(rollout, Played):
-            judged, completions = rollout.episodes, [str(episode) for episode in rollout.episodes]
+        """Stop-truncated texts, their raw components [B], and the weighted sum with penalties.
+
+        Each process reads and scores the completions of its own share of the prompts.
+        """
+        config, rollout = self.config, processes.gathered(rollout)
+        mine, asked = rollout, prompts
+        if processes.count() > 1:
+            own, group = processes.own(config.prompts.per_iteration), config.rollout.group_size
+            mine = jax.tree.map(lambda x: x[own], rollout)
+            asked = prompts[own.start * group : own.stop * group]
+        if isinstance(mine, Played):
+            judged = mine.episodes
         else:
-            states_B = [prompt.start_state for prompt in prompts]
-            judged = completions = decode_completions(rollout, self.tokenizer, self.task.stop_rule, states_B)
-        ids = completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)
-        components = checked_score(self.task, prompts, judged, ids, TrainerState(iteration, config.iterations))
+            states_B = [prompt.start_state for prompt in asked]
+            judged = decode_completions(mine, self.tokenizer, self.task.stop_rule, states_B)
+        ids = completion_ids(mine.completion_ids_PGC, mine.completion_mask_PGC)
+        state = TrainerState(iteration, config.iterations)
+        completions, components, logged = shared_score(self.task, asked, judged, ids, state)
         rewards_B = total_reward(components, self.task.component_weights)
         if (penalty := config.objective.overlong_penalty) is not None:
-            rewards_B = rewards_B + self._overlong(prompts, rollout, penalty.length) * np.float32(penalty.weight)
-        return Scored(prompts, completions, components, rewards_B, rollout, self.task.logged())
-
-    def _overlong(self, prompts: list[Prompt], rollout: Rollout | Played, length: int) -> np.ndarray:
-        """DAPO's soft penalty for long completions as a component [B]: 0 down to -1 at the cap."""
-        lengths_B = np.asarray(rollout.completion_mask_PGC).sum(-1).reshape(-1)
-        caps_B = jnp.asarray(caps(prompts, self.config.rollout.max_new_tokens))
-        return np.asarray(advantages.overlong_penalty(jnp.asarray(lengths_B), caps_B, length, 1.0))
+            rewards_B = rewards_B + overlong(config, prompts, rollout) * np.float32(penalty.weight)
+        if self.curriculum is not None:
+            self.curriculum.observe(self._asked[-config.prompts.per_iteration :], rewards_B)
+        return Scored(prompts, completions, components, rewards_B, rollout, logged)
 
     def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:
         """The batch to train on, and which of its rows have no signal."""
-        group_ids_B, config = jnp.asarray(self.group_ids()), self.config.advantage
-        dtype = jnp.promote_types(self.config.model.param_dtype, jnp.float32)
-        if config.components == "sum_first":
-            rewards_B = jnp.asarray(scored.rewards_B, dtype)
-            advantages_B, flat_B = advantages.group_advantages(rewards_B, group_ids_B, config)
-        else:
-            about_every_row(scored.components, self.task.component_weights)
-            weights, penalty = self.task.component_weights, self.config.objective.overlong_penalty
-            weighted = [(weights[name], x_B) for name, x_B in scored.components.items() if weights.get(name)]
-            if penalty is not None:  # no component of the task, but of the reward
-                weighted.append((penalty.weight, self._overlong(scored.prompts, scored.rollout, penalty.length)))
-            components_KB = jnp.stack([jnp.asarray(x_B, dtype) for _, x_B in weighted])
-            weights_K = jnp.array([weight for weight, _ in weighted], dtype)
-            advantages_B, flat_B = advantages.combined_advantages(components_KB, weights_K, group_ids_B, config)
-        return dataclasses.replace(batch, advantages_B=advantages_B), np.asarray(flat_B)
+        advantages_B, flat_B = advantages_of(self.config, self.task.component_weights, scored)
+        return dataclasses.replace(batch, advantages_B=advantages_B), flat_B
 
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""
@@ -326,59 +380,3 @@ class Trainer:
         order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
         rows = jax.tree.map(lambda x: x[order_B], dataclasses.replace(batch, tokens=None))
         return dataclasses.replace(rows, tokens=jax.tree.map(lambda x: x[order_P], batch.tokens))
-
-    def _metrics(
-        self, iteration, scored: Scored, batch: Batch, flat_B, steps, seconds: dict[str, float], total: float
-    ) -> dict[str, float]:
-        lengths_B = np.asarray(scored.rollout.completion_mask_PGC).sum(-1).reshape(-1)
-        stopped_B = np.asarray(scored.rollout.stopped_PG).reshape(-1)
-        group = self.config.rollout.group_size
-        out: dict[str, float] = {"iteration": iteration, "optimizer_step": int(self.state.optimizer_step)}
-        steps = jax.device_get(steps)  # all at once: each by itself would wait for the device again
-        out |= over_steps(steps)
-        out.setdefault("kl/mean", 0.0)
-        out.setdefault("kl/p95", 0.0)
-        kl = out["kl/mean"]
-        out["kl/beyond_guardrail"] = kl if math.isnan(kl) else float(beyond_guardrail(kl, self.config.kl))
-        out["reward/mean"], out["reward/std"] = float(scored.rewards_B.mean()), float(scored.rewards_B.std())
-        for name, values in applicable(scored.components, scored.prompts).items():
-            out[f"reward/{name}/mean"], out[f"reward/{name}/std"] = float(values.mean()), float(values.std())
-            if name.endswith("legal"):
-                out["legal_move_rate"] = float(values.mean())
-        out |= {f"log/{name}": float(np.mean(values)) for name, values in scored.logged.metrics.items()}
-        out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
-        out["completion_length/mean"] = float(lengths_B.mean())
-        out["truncated_fraction"] = float(1 - stopped_B.mean())
-        out["completions/distinct"] = distinct_share(scored.completions, group)
-        if scored.episodes is not None and self.next_turn is not None:
-            out |= episode_shares(scored.episodes)
-        # An empty step moves nothing: the first that has tokens is the first on fresh completions.
-        out["ratio/first_deviation"] = next((float(s["ratio/deviation"]) for s in steps if not s["empty"]), math.nan)
-        out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
-        # Scoring ran beside the rewards: its own time is not known, at most the two phases'.
-        spans = seconds | {"score": seconds["score"] + seconds["reward"]}
-        peak = device_peak(jax.devices()[0].device_kind, self.config.model.compute_dtype)
-        out |= flops.rates(phase_flops(self.config, self.policy.architecture, batch, len(steps)), spans, peak)
-        out["tokens_per_second"] = float(lengths_B.sum() / seconds["rollout"])
-        return out
-
-
-MEANS = ("loss", "policy_loss", "grad_norm")
-OF_THE_STATE = ("beta", "learning_rate", "nonfinite", "empty_steps")
-
-
-def over_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """An iteration's metrics from those of its optimiser steps.
-
-    Losses and the gradient norm are means; the ratio, clipping and KL of the last step tell how far the iteration went. A step
-    without a token to train on has seen nothing and is left out of both; where all are such, the metric is NaN, not 0.
-    """
-    seen = [step for step in steps if not step["empty"]]
-
-    def value(name: str) -> float:
-        if name in OF_THE_STATE:
-            return float(steps[-1][name])
-        values = [float(step[name]) for step in seen] or [math.nan]
-        return float(np.mean(values)) if name in MEANS else values[-1]
-
-    return {name: value(name) for name in steps[0] if name != "empty"}

@@ -14,14 +14,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx, struct
+from jax.flatten_util import ravel_pytree
 
 from jax_grpo.batch import Batch, split
 from jax_grpo.config import Config
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.loss import TokenTerms, is_empty, metrics, token_terms
-from jax_grpo.objective import adaptive_beta
-from jax_grpo.optimiser import adamw, apply_adamw, offloaded, schedule
+from jax_grpo.mesh import ONE_DEVICE, Layout, Part
+from jax_grpo.model.layers import cast_matrices
+from jax_grpo.objective import adaptive_beta, applied_coefficient, next_coefficient
+from jax_grpo.optimiser import adamw, apply_adamw, moved_reference, offloaded, reference_copy, schedule
 from jax_grpo.system.compilation import training_options
 
 
@@ -36,6 +39,9 @@ class TrainState:
     nonfinite_in_a_row: jax.Array  # steps skipped since the last good one because something was not finite
     nonfinite_total: jax.Array  # those in all
     empty_total: jax.Array  # steps skipped because no token was left to train on
+    entropy_coefficient: Any = None  # float32 scalar; None without `objective.entropy_target`
+    entropy_before: Any = None  # what the step before saw, nats; inf before the first, None without a target
+    reference: Any = None  # the one that `kl.reference_every` moves; None: it does not change, and is no state
 
 
 # Fields that checkpoints of earlier versions do not have, which begin at 0 for a run that continues from one.
@@ -47,15 +53,22 @@ def init_state(params: Any, config: Config) -> TrainState:
     opt_state = offloaded(config.update, adamw(config.update).init(params))
     beta = jnp.asarray(config.kl.beta, jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32))
     counters = (jnp.int32(0) for _ in range(4))  # an array for each: a donated one cannot serve twice
-    return TrainState(params, opt_state, beta, *counters)
+    more: dict[str, Any] = {}
+    if config.kl.reference_every is not None:
+        more["reference"] = reference_copy(params, config.kl)
+    if config.objective.entropy_target is not None:
+        more["entropy_coefficient"] = jnp.asarray(config.objective.entropy_coefficient, beta.dtype)
+        more["entropy_before"] = jnp.asarray(jnp.inf, beta.dtype)  # no bonus before something was seen
+    return TrainState(params, opt_state, beta, *counters, **more)
 
 
-def _head(graphdef, params, tokens, config: Config, heads: dict[str, Callable]) -> Callable:
+def _head(graphdef, params, tokens, config: Config, heads: dict[str, Callable], layout: Layout) -> Callable:
     """The configured one of `heads`, given its hidden states, embedding, targets and settings."""
-    model = nnx.merge(graphdef, params)
+    model = nnx.merge(graphdef, layout.whole(params))
     hidden_BSH, targets_BS = tokens.predictions(model)
     settings = config.lm_head
     stored = None if settings.logits_dtype == "float32" else settings.logits_dtype
+    cut = {} if layout.tensor is None else {"vocabulary_axis": layout.tensor}
     return functools.partial(
         heads[settings.implementation],
         hidden_BSH,
@@ -64,65 +77,110 @@ def _head(graphdef, params, tokens, config: Config, heads: dict[str, Callable]) 
         vocab_size=model.vocabulary,
         temperature=config.rollout.temperature,
         tiling=Tiling(settings.chunk_tokens, settings.chunk_vocab, stored),
+        **cut,
     )
 
 
-def make_score(graphdef, config: Config) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
+def make_score(
+    graphdef, config: Config, layout: Layout = ONE_DEVICE
+) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
     """Jitted `score(params, batch) -> (logp_BS, entropy_BS)`, micro-batch by micro-batch."""
+
+    def of_all(params, micro_batches):
+        return jax.lax.map(lambda tokens: _head(graphdef, params, tokens, config, LM_HEADS, layout)(), micro_batches)
+
+    of_all = layout.by_prompts(of_all, (Part.PARAMETERS, Part.MICRO_BATCHES), Part.MICRO_BATCHES)
 
     @jax.jit
     def score(params, batch: Batch):
         micro_batches = split(batch.tokens, config.update.minibatches * config.update.parts)
-        logp_NBS, entropy_NBS = jax.lax.map(
-            lambda tokens: _head(graphdef, params, tokens, config, LM_HEADS)(), micro_batches
-        )
+        logp_NBS, entropy_NBS = of_all(params, micro_batches)
         shape = batch.mask_BS.shape
         return logp_NBS.reshape(shape), entropy_NBS.reshape(shape)
 
     return score
 
 
-def make_gradient(graphdef, config: Config):
-    """`gradient(params, batch, beta) -> (loss, grads, logp_BS, entropy_BS)` over the optimiser batch; not jitted.
+def make_gradient(graphdef, config: Config, layout: Layout = ONE_DEVICE):
+    """`gradient(params, batch, beta, coefficient, step) -> (loss, grads, logp_BS, entropy_BS)` of the optimiser batch; not jitted.
 
     loss = sum_bt w_bt (surrogate_bt + beta KL_bt) - c_entropy mean_bt H_bt, with w from
-    `objective.aggregation_weights` over the whole batch, however many micro-batches there are.
+    `objective.aggregation_weights` over the whole batch, however many micro-batches there are. The entropy's coefficient is the
+    config's where none is given.
     """
     # A fused loss is asked about each token by itself.
-    fuses = config.lm_head.implementation in FUSED_LOSSES and config.objective.importance_level == "token"
+    fuses = config.lm_head.implementation in FUSED_LOSSES and not config.objective.of_sequences
 
     def micro_batch_loss(params, tokens, terms: TokenTerms):
         if fuses:
-            fused_loss = _head(graphdef, params, tokens, config, FUSED_LOSSES)
+            fused_loss = _head(graphdef, params, tokens, config, FUSED_LOSSES, layout)
             loss, logp_bS, entropy_bS = fused_loss(terms.head_work(), loss_of_rows, terms.tokens_as_rows())
         else:
-            logp_bS, entropy_bS = _head(graphdef, params, tokens, config, LM_HEADS)()
+            logp_bS, entropy_bS = _head(graphdef, params, tokens, config, LM_HEADS, layout)()
             loss = jnp.sum(terms.loss(logp_bS, entropy_bS))
         return loss, (logp_bS, entropy_bS)
 
     def loss_of_rows(rows: TokenTerms, logp_C, entropy_C):
         return rows.loss(logp_C[:, None], entropy_C[:, None]).reshape(-1)
 
-    def gradient(params, batch: Batch, beta: jax.Array):
+    def gradient(params, batch: Batch, beta, coefficient: jax.Array | None = None, step: jax.typing.ArrayLike = 0):
+        # With several micro-batches each would cast every matrix, and its gradient back, in kernels of their own. One alone is
+        # left to cast where it needs them: what is cast before takes memory for as long as the step.
+        several = config.update.parts > 1
+        read = cast_matrices(params, nnx.merge(graphdef, params).compute_dtype) if several else params
         dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
-        terms = token_terms(batch, beta, config, dtype)
+        terms = token_terms(batch, beta, config, dtype, coefficient, step)
         rows = dataclasses.replace(terms, beta=None, bonus=None)  # scalars are alike in every micro-batch
         micro_batches = split((batch.tokens, rows), config.update.parts)
+        loss, grads, logp, entropy = of_all(params, read, micro_batches, (terms.beta, terms.bonus))
+        return loss, grads, logp.reshape(batch.mask_BS.shape), entropy.reshape(batch.mask_BS.shape)
+
+    def of_all(params, read, micro_batches, scalars):
+        """Summed over the micro-batches; `read` are the parameters that the model reads."""
+        several, (beta, bonus) = config.update.parts > 1, scalars
+        dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
 
         def add(total, micro_batch):
             tokens, rows = micro_batch
-            of_rows = dataclasses.replace(rows, beta=terms.beta, bonus=terms.bonus)
-            (loss, aux), grads = jax.value_and_grad(micro_batch_loss, has_aux=True)(params, tokens, of_rows)
-            return jax.tree.map(jnp.add, total, (loss, grads)), aux
+            of_rows = dataclasses.replace(rows, beta=beta, bonus=bonus)
+            (loss, aux), grads = jax.value_and_grad(micro_batch_loss, has_aux=True)(read, tokens, of_rows)
+            found = loss, vectors_joined(grads) if several else grads
+            return jax.tree.map(lambda total, x: total + x.astype(total.dtype), total, found), aux
 
-        nothing = (jnp.zeros((), dtype), jax.tree.map(jnp.zeros_like, params))
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        nothing = (jnp.zeros((), dtype), vectors_joined(zeros) if several else zeros)
         (loss, grads), (logp, entropy) = jax.lax.scan(add, nothing, micro_batches)
-        return loss, grads, logp.reshape(batch.mask_BS.shape), entropy.reshape(batch.mask_BS.shape)
+        if several:
+            joined, others = grads
+            grads = vectors_apart(joined, others, params)
+        return layout.total(loss), layout.summed(grads), logp, entropy
 
+    given = (Part.PARAMETERS, Part.PARAMETERS, Part.MICRO_BATCHES, Part.WHOLE)
+    returned = (Part.WHOLE, Part.PARAMETERS, Part.MICRO_BATCHES, Part.MICRO_BATCHES)
+    of_all = layout.by_prompts(of_all, given, returned)
     return gradient
 
 
-def make_step(graphdef, config: Config, total_steps: int):
+def vectors_joined(tree: Any) -> tuple[jax.Array, list[jax.Array]]:
+    """All leaves of one axis (biases, norms' scales) end to end, and the others: one sum for the hundred small ones of a model."""
+    vectors, others = _by_axes(tree)
+    return ravel_pytree(vectors)[0], others
+
+
+def vectors_apart(joined: jax.Array, others: list[jax.Array], like: Any) -> Any:
+    """The inverse of `vectors_joined`; `like` gives the tree and its shapes."""
+    leaves, treedef = jax.tree.flatten(like)
+    unravel = ravel_pytree(_by_axes(like)[0])[1]
+    vectors, rest = iter(unravel(joined)), iter(others)
+    return treedef.unflatten([next(vectors) if x.ndim == 1 else next(rest) for x in leaves])
+
+
+def _by_axes(tree: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+    leaves = jax.tree.leaves(tree)
+    return [x for x in leaves if x.ndim == 1], [x for x in leaves if x.ndim != 1]
+
+
+def make_step(graphdef, config: Config, total_steps: int, layout: Layout = ONE_DEVICE):
     """`step(state, batch) -> (state, metrics, logp_BS, grads)`: one optimiser step, not jitted; gradients before clipping.
 
     A non-finite loss or gradient norm leaves parameters, moments, beta and the step count as they were; the two counters and the
@@ -130,11 +188,14 @@ def make_step(graphdef, config: Config, total_steps: int):
     `objective.mask_truncated`), which `empty_steps` counts: its gradient is 0, but AdamW would still move along its moments and
     decay weights, and a KL of no tokens would lower an adaptive beta.
     """
-    gradient = make_gradient(graphdef, config)
+    gradient = make_gradient(graphdef, config, layout)
     rate = schedule(config.update, total_steps)
 
     def step(state: TrainState, batch: Batch):
-        loss, grads, logp_BS, entropy_BS = gradient(state.params, batch, state.beta)
+        coefficient = None
+        if config.objective.entropy_target is not None:
+            coefficient = applied_coefficient(state.entropy_coefficient, state.entropy_before, config.objective)
+        loss, grads, logp_BS, entropy_BS = gradient(state.params, batch, state.beta, coefficient, state.optimizer_step)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         empty = is_empty(batch, config)
@@ -143,21 +204,32 @@ def make_step(graphdef, config: Config, total_steps: int):
         learning_rate = rate(state.optimizer_step)
         scaled = jax.tree.map(lambda g: g * scale, grads)
         params, opt_state = apply_adamw(config.update, state.params, scaled, state.opt_state, learning_rate, taken)
-        seen = metrics(batch, logp_BS, entropy_BS, config)
+        seen = metrics(batch, logp_BS, entropy_BS, config, state.optimizer_step)
+        optimizer_step = state.optimizer_step + taken
         beta = adaptive_beta(state.beta, seen["kl/mean"], config.kl) if config.kl.adaptive else state.beta
+        more, held = {}, {}
+        if coefficient is not None:
+            moved = next_coefficient(state.entropy_coefficient, seen["entropy"], config.objective)
+            more = {
+                "entropy_coefficient": jnp.where(taken, moved, state.entropy_coefficient),
+                "entropy_before": jnp.where(taken, seen["entropy"], state.entropy_before).astype(moved.dtype),
+            }
+            held = {"entropy_bonus/coefficient": state.entropy_coefficient, "entropy_bonus/applied": coefficient}
         new_state = TrainState(
             params=params,
             opt_state=opt_state,
             beta=jnp.where(taken, beta, state.beta),
-            optimizer_step=state.optimizer_step + taken,
+            optimizer_step=optimizer_step,
             # An empty step is neither good nor bad: it leaves the row of bad ones as it is.
             nonfinite_in_a_row=jnp.where(
                 empty, state.nonfinite_in_a_row, jnp.where(finite, 0, state.nonfinite_in_a_row + 1)
             ),
             nonfinite_total=state.nonfinite_total + (~finite & ~empty),
             empty_total=state.empty_total + empty,
+            reference=moved_reference(config.kl, state.reference, params, optimizer_step, taken),
+            **more,
         )
-        seen |= {
+        seen |= held | {
             "loss": loss,
             "beta": state.beta,
             "grad_norm": norm,
@@ -166,14 +238,14 @@ def make_step(graphdef, config: Config, total_steps: int):
             "empty": empty,
             "empty_steps": new_state.empty_total,
         }
-        return new_state, seen, logp_BS, grads
+        return layout.kept(new_state), seen, logp_BS, grads
 
     return step
 
 
-def make_update(graphdef, config: Config, total_steps: int):
+def make_update(graphdef, config: Config, total_steps: int, layout: Layout = ONE_DEVICE):
     """Jitted `update(state, batch) -> (state, metrics)`; donates the state."""
-    step = make_step(graphdef, config, total_steps)
+    step = make_step(graphdef, config, total_steps, layout)
 
     def update(state, batch):
         return step(state, batch)[:2]

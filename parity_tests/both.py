@@ -46,6 +46,10 @@ def settings(dtype: str = "float64", **sections) -> Config:
 def objective(name: str, **changes) -> dict:
     """Settings of an objective with asymmetric clipping; for `cispo`, `epsilon_high` is the bound itself."""
     bounds = {"clip": {"epsilon_low": 0.15, "epsilon_high": 0.25}, "cispo": {"epsilon_high": 1.25}}
+    bounds |= {"gmpo": bounds["clip"], "dppo_tv": {"epsilon_low": 0.002, "epsilon_high": 0.003}}
+    bounds["dppo_kl"] = {"epsilon_low": 2e-4, "epsilon_high": 3e-4}
+    bounds["clip_cov"] = bounds["clip"] | {"cov_share": 0.2, "cov_low": 0.0}
+    bounds["kl_cov"] = {"cov_share": 0.2, "cov_penalty": 0.7}
     return {"name": name} | bounds.get(name, {}) | changes
 
 
@@ -152,11 +156,12 @@ def jax_step(
     *,
     compiled: bool = False,
     architecture: GPT2Config = TINY,
+    matmuls: str = "highest",
 ) -> Arrays:
-    """`jax_grpo`'s optimiser step; by default `uncompiled`."""
+    """`jax_grpo`'s optimiser step; by default `uncompiled`. `matmuls` is the precision that JAX is asked for."""
     dtype = config.model.compute_dtype
     how = contextlib.nullcontext() if compiled else uncompiled(dtype, config.update.parts)
-    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision(matmuls):
         policy = jax_policy(of, dtype, architecture)
         with how:
             return replay(config, policy, batch)

@@ -1,10 +1,7 @@
-"""Shared small models and configs. Everything runs on the CPU in float32 unless a test asks for more."""
+"""Shared small models and configs. Everything runs on the CPU in float32 unless a test asks for more (see `worker`)."""
 
 import functools
-import os
 from typing import Any
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # pytest finds its hooks and its fixture here. Before JAX and PyTorch, which read what it sets.
 from budget import pytest_collection_modifyitems, pytest_runtest_setup  # noqa: F401
@@ -57,9 +54,11 @@ def x64():
         yield
 
 
-def tiny_model(dtype=jnp.float32, seed: int = 0, scale: float = 4.0, remat: Remat = False):
+def tiny_model(dtype=jnp.float32, seed: int = 0, scale: float = 4.0, remat: Remat = False, decode_kernel=False):
     """(graphdef, params) of a tiny GPT-2 whose weights are `scale` times GPT-2's, so that logits are not all alike."""
-    model = GPT2(TINY, rngs=nnx.Rngs(seed), param_dtype=dtype, compute_dtype=dtype, remat=remat)
+    model = GPT2(
+        TINY, rngs=nnx.Rngs(seed), param_dtype=dtype, compute_dtype=dtype, remat=remat, decode_kernel=decode_kernel
+    )
     graphdef, params = nnx.split(model, nnx.Param)
     return graphdef, jax.tree.map(lambda x: x * scale if x.ndim >= 2 else x, params)
 

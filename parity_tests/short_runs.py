@@ -66,11 +66,32 @@ def write_inputs(folder: Path) -> None:
     (folder / "c.yaml").write_text(CONFIG.replace("positions.jsonl", str(folder / "positions.jsonl")))
 
 
+def letters(folder: Path, **changes) -> Config:
+    """The toy of lengths, in float32: 4 prompts x 4 completions of up to 6 letters, 2 epochs, saved behind every iteration."""
+    if not (file := folder / "positions.jsonl").exists():
+        file.write_text("\n".join(json.dumps({"fen": position.fen}) for position in selfplay_positions(2, 0)[:20]))
+    base: dict = {
+        "iterations": 4,
+        "run_dir": str(folder / "run"),
+        "model": {
+            "tokenizer": "chess", "num_layers": 1, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 96,
+        },
+        "task": {"name": "length", "length_cap": 6},
+        "prompts": {"source": str(file), "split": "all", "per_iteration": 4, "max_prompt_tokens": 80},
+        "rollout": {"group_size": 4, "max_new_tokens": 6},
+        "update": {"epochs": 2, "learning_rate": 1e-2},
+        "logging": {"samples_every": 0, "tensorboard": False},
+        "checkpoint": {"every": 1},
+    }  # fmt: skip
+    for name, value in changes.items():
+        base[name] = base.get(name, {}) | value if isinstance(value, dict) else value
+    return Config.model_validate(base)
+
+
 def start(folder: Path, run: str, *arguments: str, cache: bool = True) -> subprocess.Popen:
-    """The command line in a process of its own; compiled programs are shared by all processes of the session."""
+    """The command line in a process of its own, on the tests' device; compiled programs are shared by the whole session."""
     write_inputs(folder)
     environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
         "MPLBACKEND": "Agg",
         "PYTHONPATH": str(Path(__file__).parents[1]),
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))

@@ -26,6 +26,7 @@ def test_every_public_name_is_there_and_on_the_page():
     assert sys.modules["jax_grpo.train"] is jax_grpo.train, "the command's module, which can be called"
 
 
+@pytest.mark.slow  # a whole training
 def test_the_examples_own_reward_is_learnt(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
     command = [sys.executable, str(ROOT / "docs" / "own_reward.py"), str(tmp_path / "run")]

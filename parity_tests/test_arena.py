@@ -9,7 +9,7 @@ import chess.pgn
 import numpy as np
 import pytest
 
-from jax_grpo.play.arena import ILLEGAL, ModelSide, PlayerSide, play_match, random_opening, to_pgn
+from jax_grpo.play.arena import ADJUDICATED, HELD, ILLEGAL, ModelSide, PlayerSide, play_match, random_opening, to_pgn
 from jax_grpo.play.match import main
 from jax_grpo.play.ratings import fit_ratings, paired_elo
 from jax_grpo.positions.random_play import random_move
@@ -61,6 +61,46 @@ def test_who_plays_no_legal_move_loses_at_once():
     assert str(to_pgn(games[1], "a", "b", 2)).count("1-0") == 2  # b is White: in the header and at the end
     games = match(PlayerSide("b", uniform, 0), PlayerSide("a", lambda board, rng: "", 0))
     assert all(game.score == 1 for game in games)
+
+
+PAWNS = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9, chess.KING: 0}
+
+
+def white_is_ahead(board: chess.Board) -> int:
+    """Counted here, piece by piece."""
+    return sum(PAWNS[p.piece_type] * (1 if p.color else -1) for p in board.piece_map().values())
+
+
+def greedy(board: chess.Board, rng: random.Random) -> str:
+    captures = list(board.generate_legal_captures())
+    return rng.choice(captures).uci() if captures else uniform(board, rng)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pawns", "scores"),
+    [(greedy, uniform, 5, {1.0}), (uniform, greedy, 5, {0.0}), (greedy, greedy, 1, {0.0, 1.0})],
+)
+def test_a_lead_that_holds_is_adjudicated_and_the_same_game_is_played_until_then(first, second, pawns, scores):
+    def sides():
+        return PlayerSide("a", first, 0), PlayerSide("b", second, 0)
+
+    judged, whole = (match(*sides(), games=16, max_half_moves=200, adjudicate=limit) for limit in (pawns, None))
+    assert {game.score for game in judged if game.ended == ADJUDICATED} == scores
+    for one, other in zip(judged, whole, strict=True):
+        moves = other.board.move_stack[: len(one.board.move_stack)]
+        assert one.board.move_stack == moves and other.ended != ADJUDICATED
+        board, leads = chess.Board(), []
+        for move in moves:
+            board.push(move)
+            leads.append(white_is_ahead(board) * (1 if one.first_is_white else -1))
+        windows = [leads[n : n + HELD] for n in range(4, len(leads) - HELD + 1)]  # the opening is not played
+        held = [min(window) >= pawns or max(window) <= -pawns for window in windows]
+        assert not any(held[:-1])
+        if one.ended == ADJUDICATED:
+            assert held[-1] and one.score == float(leads[-1] > 0)
+            assert 'Termination "adjudication"' in str(to_pgn(one, "a", "b", 1))
+        else:
+            assert (one.ended, one.score) == (other.ended, other.score)
 
 
 @pytest.mark.slow
@@ -124,6 +164,7 @@ def test_ratings_are_found_again_from_simulated_games_with_intervals_that_cover_
         (["--games", "3"], "--games 3: expected an even number"),
         (["--opponent", "random"], "--opponent does nothing with --against"),
         (["--games", "2", "--level", "3"], "--level does nothing with --against"),
+        (["--games", "2", "--adjudicate", "0"], "--adjudicate 0: expected pawns, more than 0"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(words, message, capsys):
@@ -133,6 +174,9 @@ def test_options_that_would_do_nothing_are_refused(words, message, capsys):
     with pytest.raises(SystemExit):
         main(["--weights", "packaged:rook-small", "--strict"])
     assert "--strict needs --against" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--weights", "packaged:rook-small", "--adjudicate", "9"])
+    assert "--adjudicate needs --against" in capsys.readouterr().err
 
 
 def test_an_opponent_that_is_nobody_is_one_error(tmp_path):

@@ -83,6 +83,26 @@ def test_a_suite_survives_what_fails_and_goes_on(tmp_path):
     assert "## tiny" in text, "the table is of all that the folder has"
 
 
+def test_an_interrupted_benchmark_is_gone_on_with_and_what_it_had_is_kept(tmp_path):
+    """As a machine that is taken away leaves it: the first variant's figure, and no error."""
+    (tmp_path / "raw").mkdir()
+    harness.main(BENCH, ["--variants", "done", "--json", str(tmp_path / "raw" / "tiny.json")])
+    before = json.loads((tmp_path / "raw" / "tiny.json").read_text())["variants"]["done"]
+    _, tiny = suite(tmp_path, "done,not-here", 60, "--only", "tiny")
+    assert tiny["variants"] == {"done": before, "not-here": {"skipped": "only needs a quantum computer"}}
+    assert suite_all.complete(tiny)
+
+
+def test_a_peer_that_is_not_installed_is_skipped_with_its_reason_and_asked_for_again(tmp_path):
+    text, tiny = suite(tmp_path, "done,not-installed", 60, "--only", "tiny")
+    reason = "the package a_package_that_nobody_installs is not installed"
+    assert tiny["variants"]["not-installed"] == {"skipped": reason} and f"| not-installed | skipped: {reason} |" in text
+    assert suite_all.complete(tiny), "nothing is left to do here"
+    record = tiny | {"variants": {"done": {"median_ms": 1.0}, "x": {"skipped": reason}, "y": {"error": "none"}}}
+    assert list(harness._earlier(record, record)) == ["done"]
+
+
+@pytest.mark.slow  # processes that import JAX, one after another
 def test_a_suite_keeps_to_its_minutes(tmp_path, monkeypatch):
     """A benchmark that is never done is ended, by itself or from outside, and gets no more than its share of the minutes."""
     real, shares = suite_all.run, []
@@ -236,15 +256,25 @@ def tiny_update() -> tuple[str, dict]:
         pytest.param(name, marks=pytest.mark.slow if name.startswith(("jax_grpo-", "remat")) else [])
         for name in update.BENCH.variants
         # Those of `PRECISIONS` set JAX's precision for their whole process.
-        if name not in ("jax_grpo", "torch_ref-compiled") and not name.endswith(tuple(update.PRECISIONS))
+        if name not in ("jax_grpo", "torch_ref-compiled", "torch_ref-flash")
+        and not name.endswith(tuple(update.PRECISIONS))
     ],
 )
 def test_every_variant_of_the_update_computes_the_same_loss_and_gradient(variant, tiny_update):
     if variant.startswith("TRL"):
         pytest.importorskip("trl")
+    if variant == "TRL-liger":
+        pytest.importorskip("liger_kernel", exc_type=ImportError)
     problem, ours = tiny_update
     record = harness.measure(update.BENCH.variants[variant](problem), 3, expected=ours)
     assert {"loss", "grad_norm"} <= record.keys()
+
+
+def test_flash_attention_without_a_mask_is_the_same_step(tiny_update):
+    """`torch_ref-flash` before it is compiled: no sequence of a benchmark is padded."""
+    problem, ours = tiny_update
+    record = harness.measure(update._torch_ref(problem_of(problem), compiled=False, flash=True), 3, expected=ours)
+    assert record["sdpa"] == "flash"
 
 
 def test_trl_as_it_comes_computes_another_loss_and_is_not_timed(tiny_update, monkeypatch):
@@ -280,9 +310,12 @@ def test_a_dry_run_of_the_suite_completes_with_every_entry(tmp_path):
     suite_all.main(["--out", str(tmp_path), "--dry-run", "--minutes", "60"])
     text = (tmp_path / "README.md").read_text()
     assert "no figure here means anything" in text
-    for name, entry in suite_all.ENTRIES.items():
-        if "cpu" in entry.machines:
-            assert suite_all.complete(json.loads((tmp_path / "raw" / f"{name}.json").read_text())), name
+    for name in suite_all.ENTRIES:
+        record = json.loads((tmp_path / "raw" / f"{name}.json").read_text())
+        skipped = {variant: x["skipped"] for variant, x in record.get("variants", {}).items() if "skipped" in x}
+        print(name, skipped)
+        assert suite_all.complete(record), name
+        assert all(reason.startswith(("the package ", "cuDNN needs", "vLLM is")) for reason in skipped.values())
 
 
 def test_ours_is_the_first_variant_and_no_other_stands_in_for_it():

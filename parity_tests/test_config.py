@@ -114,7 +114,8 @@ def test_a_config_whose_files_are_elsewhere_is_shown_but_not_run(capsys, tmp_pat
     [
         (
             ["--model.weights", "packaged:rook-smal"],
-            "the packaged models are packaged:rook-deep, packaged:rook-small, .*. Did you mean packaged:rook-small",
+            "the packaged models are packaged:rook-deep, packaged:rook-endings, packaged:rook-small, .*. Did you mean "
+            "packaged:rook-small",
         ),
         (["--prompts.source", "packagd"], "prompts.source is 'packagd': no such file; .* Did you mean packaged?"),
         (["--run_dir", f"{LEGALITY}/run"], "run_dir is '.*', but .*legality.yaml is a file; expected a folder"),
@@ -143,7 +144,8 @@ def test_missing_files_are_refused_with_the_nearest_name(override, message):
         (["--rollout.group_size", "1"], "rollout.group_size 1 gives every completion advantage 0"),
         (
             ["--objective.name", "clop"],
-            "objective.name is 'clop'; expected one of 'clip', 'cispo', 'sapo' or 'reinforce'",
+            "objective.name is 'clop'; expected one of 'clip', 'cispo', 'sapo', 'reinforce', 'dppo_tv', 'dppo_kl', "
+            "'gmpo', 'vespo', 'clip_cov' or 'kl_cov'",
         ),
         (["--objective.delta", "1.1"], "objective.delta 1.1 must exceed 1 + objective.epsilon_high"),
         (["--kl.beta_min", "3"], "kl.beta_min 3.0 must not exceed kl.beta_max 1.0"),
@@ -160,7 +162,7 @@ def test_missing_files_are_refused_with_the_nearest_name(override, message):
         ),
         (
             ["--objective.name", "cispo", "--objective.delta", "2"],
-            "objective.delta 2.0 is of objective.name clip; cispo",
+            "objective.delta 2.0 is of objective.name clip, dppo_tv, dppo_kl; cispo",
         ),
         (
             ["--kl.adaptive", "true", "--kl.beta", "2"],

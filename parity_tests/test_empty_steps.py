@@ -21,7 +21,7 @@ from jax_grpo.replay import batch_from
 from jax_grpo.report.health import diagnose
 from jax_grpo.run.checkpoints import Checkpoints, abstract, load, restore
 from jax_grpo.run.files import CheckpointError
-from jax_grpo.trainer import over_steps
+from jax_grpo.scored.metrics import over_steps
 from jax_grpo.update import LATER_COUNTERS, init_state, make_update
 from torch_ref import train as torch_train
 from torch_ref.compare import TOLERANCES, observable, tensor_errors

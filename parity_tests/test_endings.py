@@ -308,7 +308,7 @@ def test_both_implementations_reward_endings_alone_and_in_a_mixture(tmp_path):
         theirs = TorchTrainer(config, Options()).iterate(0)[0]
         for metrics in (ours, theirs):
             assert 0 <= metrics[f"reward/{name}/mean"] <= 1
-        own = PolicyTask(TaskConfig(prompt_style="best_move", rewards={"technique": 1.0}))
+        own = PolicyTask(TaskConfig(prompt_style=config.task.prompt_style, rewards={"technique": 1.0}))
         asked = [
             (p, text) for p, text in zip(scored.prompts, scored.completions, strict=True) if p.task in ("", "policy")
         ]

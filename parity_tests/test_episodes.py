@@ -375,9 +375,8 @@ def test_loss_kl_and_gradients_of_episodes_are_the_references(update):
 @pytest.mark.parametrize(("name", "level"), [(n, v) for n in LEVELS for v in LEVELS[n]])
 def test_every_objective_of_recorded_episodes_is_the_references(update, name, level, aggregation):
     made_of = weights(4.0, SIZES)
-    settings = step_config(
-        objective=objective(name, aggregation=aggregation, importance_level=level, entropy_quantile=0.3)
-    )
+    top = {} if name == "gmpo" else {"entropy_quantile": 0.3}  # a sequence's loss has no tokens to leave out
+    settings = step_config(objective=objective(name, aggregation=aggregation, importance_level=level, **top))
     found = jax_step(settings, made_of, update.arrays, architecture=SIZES)
     reference = torch_step(settings, made_of, update.arrays, SIZES)
     allowed = TOLERANCES["float64"]

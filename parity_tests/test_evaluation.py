@@ -363,7 +363,9 @@ def test_self_play_games_are_pgn_that_reads_back_move_by_move():
 
 
 def test_names_of_weights_that_cannot_be_used_are_one_clear_error(tmp_path):
-    with pytest.raises(ConfigError, match="the packaged models are packaged:rook-deep, packaged:rook-small"):
+    with pytest.raises(
+        ConfigError, match="the packaged models are packaged:rook-deep, packaged:rook-endings, packaged:rook-small"
+    ):
         require_weights("packaged:rook-smal")
     with pytest.raises(ConfigError, match=r"config.json does not exist; expected a Hugging Face folder"):
         require_weights(str(tmp_path))

@@ -169,6 +169,31 @@ def test_out_of_memory_names_the_program_and_a_micro_batch_that_is_smaller():
         phases.run("update", lambda: 1 // 0)
 
 
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        ("Out of memory allocating 2491416576 bytes.", " (it asked for 2.49 GB more)"),  # of the CPU's runtime
+        (
+            "Out of memory while trying to allocate 2491416576 bytes.",
+            " (it asked for 2.49 GB more)",
+        ),  # these of a GPU's
+        ("Out of memory while trying to allocate 2.99GiB.", " (it asked for 2.99 GiB more)"),
+        ("Failed to allocate request for 2.99GiB (3206250496B) on device ordinal 0", " (it asked for 2.99 GiB more)"),
+        ("Ran out of something else.", ""),
+    ],
+    ids=["cpu", "bytes", "rounded", "request", "unknown"],
+)
+def test_the_memory_that_was_asked_for_is_read_from_every_wording_of_the_runtimes(message, asked):
+    phases = Phases()
+
+    def full():
+        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}")
+
+    with pytest.raises(DeviceOutOfMemory) as caught, explain_out_of_memory(phases, config()):
+        phases.run("update", full)
+    assert f"does not fit on {jax.devices()[0].device_kind}{asked}. " in str(caught.value)
+
+
 def test_the_micro_batch_that_is_advised_is_one_the_config_takes():
     parts, found = 1, []
     while (

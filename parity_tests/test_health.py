@@ -82,6 +82,18 @@ SICK = {
         r"update.epochs \(now 16\)",
     ),
     "no_signal": (TOY, [*TINY, *ONE_MOVE, "--task.rewards", ONLY_LEGAL], None, "100% of groups have equal rewards"),
+    "refill_in_vain": (
+        TOY,
+        [*TINY, *ONE_MOVE, "--task.rewards", ONLY_LEGAL, "--rollout.refill.rounds", "2"],
+        None,
+        "refill drew 24 groups for 8 and 100% of the batch have no signal",
+    ),
+    "starving_curriculum": (
+        TOY,
+        [*TINY, "--prompts.curriculum.passed", "1000"],
+        None,
+        "of 24 prompts 0 are solved and 24 were never passed; set prompts.curriculum.passed .now 1000.",
+    ),
     "runaway_kl": (
         TOY,
         [*TINY, "--update.learning_rate", "0.1", "--kl.beta", "0.001", "--kl.adaptive", "true", "--kl.beta_max", "0.002"],
@@ -184,6 +196,7 @@ CHANGES = {
     "cut_at_the_cap": {"truncated_fraction": 0.95, "groups_without_signal": 60},
     "identical_completions": {"completions/distinct": 1 / 16},
     "no_signal": {"groups_without_signal": 58},
+    "refill_in_vain": {"groups_without_signal": 58, "refill/rounds": 3},
     "constant_component": {"reward/best_move/mean": 0.0, "reward/best_move/std": 0.0},
     "runaway_kl": {"kl/mean": 3.1},
     "entropy_collapse": {"entropy": 0.2},
@@ -210,6 +223,11 @@ def test_a_chance_batch_and_a_solved_task_are_not_sick():
     assert diagnose(once, config, weights_of(config)) == []
     solved = [record | flat | {"reward/mean": 1.4, "entropy": 0.01} for record in healthy]
     assert diagnose(solved, config, weights_of(config)) == [], "1.4 is the most these weights allow"
+    spent = [record | {"refill/rounds": 3, "refill/drawn": 256} for record in solved]
+    (finding,) = diagnose(spent, config, weights_of(config))
+    assert finding.check == "refill_in_vain", "success is thrown away too"
+    filled = [record | {"refill/rounds": 9, "refill/drawn": 640, "refill/without_signal": 580} for record in healthy]
+    assert diagnose(filled, config, weights_of(config)) == [], "rare signal, and a full batch of it"
     zero = dict.fromkeys(weights_of(config), 0.0)
     unpaid = [record | flat | {"reward/mean": 0.0} for record in healthy]
     assert [f.check for f in diagnose(unpaid, config, zero)] == ["cut_at_the_cap"], "no reward at all is not success"

@@ -27,12 +27,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, get_constant_schedule_with_warmup
 
 from jax_grpo.advantages import combined_advantages, group_advantages
-from jax_grpo.config.learning import AdvantageConfig
+from jax_grpo.config.learning import AdvantageConfig, KLConfig
 from jax_grpo.model.weights import to_hf
-from jax_grpo.optimiser import schedule
+from jax_grpo.objective import applied_coefficient, next_coefficient
+from jax_grpo.optimiser import moved_reference, schedule
 from torch_ref.advantages import component_advantages
 from torch_ref.advantages import group_advantages as torch_group_advantages
 from torch_ref.compare import difference, logp_error, relative_l2, tensor_errors
+from torch_ref.entropy_control import behind, in_force
+from torch_ref.reference import due
 
 PROMPT, NEW, ROWS = 6, 7, 8
 
@@ -45,6 +48,7 @@ LOSS_TYPES = {
     "luspo": ("clip", "luspo"),
     "cispo": ("cispo", "dapo"),
     "sapo": ("sapo", "grpo"),
+    "vespo": ("vespo", "dapo"),
 }
 # Our setting, and the attributes of TRL's trainer and of its arguments that mean the same.
 OPTIONS = {
@@ -146,8 +150,12 @@ def _inputs(batch: Arrays, advantages: np.ndarray) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-def _trl(trainer, inputs, loss_type: str, level: str, attributes=None, arguments=None, rows=None) -> Arrays:
-    """TRL's loss and gradients; `rows` are the micro-batches, one `_compute_loss` each."""
+def _trl(
+    trainer, inputs, loss_type: str, level: str, attributes=None, arguments=None, rows=None, compute=None
+) -> Arrays:
+    """TRL's loss and gradients; `rows` are the micro-batches, one `_compute_loss` each, or `compute` of another trainer's class."""
+    if loss_type == "vespo":  # with a mismatch it would be part of w
+        inputs = {name: x for name, x in inputs.items() if name != "importance_sampling_ratio"}
     attributes = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.3} | (attributes or {})
     attributes["epsilon_high"] = 1.25 if loss_type == "cispo" else 0.25
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +170,8 @@ def _trl(trainer, inputs, loss_type: str, level: str, attributes=None, arguments
         trainer.model.zero_grad()
         losses = []
         for part in rows:
-            loss = trainer._compute_loss(trainer.model, {k: x if x.ndim == 0 else x[part] for k, x in inputs.items()})
+            given = {k: x if x.ndim == 0 else x[part] for k, x in inputs.items()}
+            loss = compute(trainer, trainer.model, given) if compute else trainer._compute_loss(trainer.model, given)
             loss.backward()
             losses.append(float(loss.detach()))
     gradients = {f"grad/{n}": p.grad.numpy().copy() for n, p in trainer.model.named_parameters()}
@@ -182,8 +191,10 @@ def _agree(found: dict[str, Arrays], theirs: Arrays) -> None:
         show(f"{name} gradients", tensor_errors(arrays, theirs), GRADIENTS)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize(
+    ("loss_type", "level"),
+    [(name, level) for name in LOSS_TYPES for level in ("token", "sequence") if (name, level) != ("vespo", "sequence")],
+)
 def test_trl_agrees_on_every_loss_type(trainer, loss_type, level):
     name, aggregation = LOSS_TYPES[loss_type]
     found, advantages = _both(
@@ -192,6 +203,21 @@ def test_trl_agrees_on_every_loss_type(trainer, loss_type, level):
         update={"micro_batches": 1},
     )
     _agree(found, _trl(trainer, _inputs(_batch(), advantages), loss_type, level))
+
+
+@pytest.mark.parametrize("rows", [None, [slice(0, 4), slice(4, 8)]], ids=["whole", "accumulated"])
+def test_trl_agrees_on_gmpo(trainer, rows):
+    """TRL's experimental trainer; its mean over sequences is the aggregation `grpo`."""
+    from trl.experimental.gmpo import GMPOTrainer  # here: see `trainer`
+
+    parts = 1 if rows is None else len(rows)
+    found, advantages = _both(
+        _batch(), objective=objective("gmpo", aggregation="grpo"), update={"micro_batches": parts}
+    )
+    _agree(
+        found,
+        _trl(trainer, _inputs(_batch(), advantages), "grpo", "token", rows=rows, compute=GMPOTrainer._compute_loss),
+    )
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -212,6 +238,7 @@ def test_trl_agrees_when_gradients_are_accumulated(trainer, loss_type):
     _agree(found, theirs)
 
 
+@pytest.mark.slow  # shows a difference; the agreements are run by default
 def test_difference_bnpo_is_the_whole_batch_mean_here_and_each_micro_batchs_in_trl(trainer):
     found, advantages = _both(_batch(), objective=objective("clip", aggregation="bnpo"))
     inputs = _inputs(_batch(), advantages)
@@ -222,6 +249,7 @@ def test_difference_bnpo_is_the_whole_batch_mean_here_and_each_micro_batchs_in_t
         assert max(tensor_errors(arrays, accumulated).values()) > 1e-2
 
 
+@pytest.mark.slow  # shows a difference
 def test_difference_the_entropy_bonus_is_the_whole_batch_mean_here_and_each_micro_batchs_in_trl(trainer):
     # A bonus large enough to be seen: the tiny model's entropies differ in their third digit.
     found, advantages = _both(
@@ -235,6 +263,7 @@ def test_difference_the_entropy_bonus_is_the_whole_batch_mean_here_and_each_micr
         assert max(tensor_errors(arrays, accumulated).values()) > 1e-2
 
 
+@pytest.mark.slow  # shows a difference
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
 def test_difference_dapo_divides_by_its_own_steps_tokens_here_and_by_the_generations_in_trl(trainer, loss_type):
     """Two optimiser steps on one generation: TRL's `num_items_in_batch` is of both, rescaled to half."""
@@ -268,6 +297,7 @@ def test_difference_dapo_divides_by_its_own_steps_tokens_here_and_by_the_generat
         assert abs(ratio - 1) > 0.02
 
 
+@pytest.mark.slow  # shows a difference
 def test_difference_left_padding_does_not_move_positions_here(trainer):
     """TRL's training forward passes no position ids, and GPT-2 then counts padding; its own `generate` does not."""
     batch = _batch(left_padded=True)
@@ -373,6 +403,54 @@ def test_difference_the_first_warm_up_step_learns_here_and_has_rate_zero_in_trl(
         theirs.step()
     assert rates == [0.0, 0.25, 0.5, 0.75, 1.0]
     np.testing.assert_allclose(ours, [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
+
+
+def test_trl_agrees_on_an_entropy_that_is_held(trainer):
+    """Its own steps move the coefficient, and give the bonus or not by the entropy of the step before."""
+    held = {"entropy_coefficient": 0.2, "entropy_target": 4.5, "entropy_step": 0.05, "entropy_coefficient_max": 0.22}
+    config = settings("float32", objective=objective("clip", **held)).objective
+    names = {"entropy_target": 4.5, "entropy_coef_delta": 0.05, "entropy_coef_min": 0.0, "entropy_coef_max": 0.22}
+    found = {c: _both(_batch(), objective=objective("clip", entropy_coefficient=c)) for c in (0.0, 0.2)}
+    inputs, behind_each = _inputs(_batch(), found[0.0][1]), []
+
+    def and_look(of, model, given):
+        loss = of._compute_loss(model, given)
+        behind_each.append((of.entropy_coef, of._last_world_entropy))
+        return loss
+
+    for before, target in ((float("inf"), 4.5), (4.4, 4.5), (4.6, 4.5), (4.4, 9.0)):
+        attributes = {"use_adaptive_entropy": True, "_entropy_bonus_enabled": True, "entropy_coef": 0.2}
+        attributes |= {"_last_world_entropy": before, "_entropy_window_stats": None}
+        theirs = _trl(
+            trainer, inputs, "dapo", "token", attributes, names | {"entropy_target": target}, compute=and_look
+        )
+        config = config.model_copy(update={"entropy_target": target})
+        given = in_force(0.2, before, config)
+        assert given == (0.2 if before <= target else 0.0)
+        assert float(applied_coefficient(jnp.float32(0.2), jnp.float32(before), config)) == pytest.approx(given)
+        _agree(found[given][0], theirs)
+        coefficient, entropy = behind_each[-1]
+        assert behind(0.2, entropy, config) == pytest.approx(coefficient) == pytest.approx(0.15 if target < 5 else 0.22)
+        assert float(next_coefficient(jnp.float32(0.2), jnp.float32(entropy), config)) == pytest.approx(coefficient)
+        for arrays in found[0.0][0].values():  # the mean over the same tokens; float32
+            assert float(arrays["entropy"]) == pytest.approx(entropy, rel=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_trl_agrees_on_where_the_reference_moves(share):
+    from trl.trainer.callbacks import SyncRefModelCallback  # here: see `trainer`
+
+    rng, config = np.random.default_rng(2), KLConfig(reference_every=3, reference_mix=share)
+    old, new = (rng.normal(size=(40, 7)).astype(np.float32) for _ in range(2))
+    theirs, policy = (torch.nn.ParameterList([torch.from_numpy(x.copy())]) for x in (old, new))
+    # What `on_step_end` does where ref_model_sync_steps divides global_step.
+    SyncRefModelCallback._sync_target_model(policy, theirs, share)
+    for step in (2, 3, 4, 6):
+        found = moved_reference(config, jnp.asarray(old), jnp.asarray(new), jnp.int32(step), jnp.bool_(True))
+        expected = theirs[0].detach().numpy() if step % 3 == 0 else old
+        # float32: two products and a sum of size 1, in another order
+        show(f"step {step}", {"reference": float(np.abs(np.asarray(found) - expected).max())}, 3e-7)
+        assert due(step, config) == (step % 3 == 0)
 
 
 def test_transformers_agrees_on_logits_and_every_gradient():

@@ -6,12 +6,25 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import PATIENCE_S
-from short_runs import CONFIG, ITERATIONS, TASKS, finish, lines, require_same_run, signal_after, start
+from short_runs import (
+    CONFIG,
+    ITERATIONS,
+    TASKS,
+    finish,
+    lines,
+    lines_without_times,
+    require_same_run,
+    signal_after,
+    start,
+)
 
 from jax_grpo.report.records import read_records
 from jax_grpo.run import files
@@ -115,3 +128,76 @@ def test_sigkills_at_random_moments_lose_nothing(task, tmp_path):
             "bitwise_equal": compared,
         }
         (Path(folder) / f"sigkill_{task}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+REFILLED = """
+iterations: 4
+run_dir: run
+model: {tokenizer: chess, num_layers: 1, num_heads: 2, hidden_size: 16, max_position_embeddings: 32}
+task: {name: prompts, rewards_from: [rewards.py:right], stop: ["="]}
+prompts: {source: sums.jsonl, per_iteration: 4, max_prompt_tokens: 16, curriculum: {passed: 0.2, again: 0.7}}
+rollout: {group_size: 4, max_new_tokens: 4, refill: {rounds: 4}}
+update: {learning_rate: 1.0e-2, epochs: 2}
+kl: {beta: 0.1, adaptive: true, target: 0.01}
+logging: {samples_every: 1, tensorboard: false}
+checkpoint: {every: 1}
+"""
+# One prompt in five is paid, by what the completion is; in the third draw of the third iteration the process is killed once.
+KILLS_ITSELF = """
+import collections, os, pathlib, signal, zlib
+
+calls = collections.Counter()
+
+
+def right(completions, answer, trainer_state):
+    calls[trainer_state.global_step] += 1
+    if trainer_state.global_step == 2 and calls[2] == 3 and not pathlib.Path("killed").exists():
+        pathlib.Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [0.0 if a % 5 else zlib.crc32(c.encode()) % 5 / 5 for a, c in zip(answer, completions)]
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_of_a_refill_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(REFILLED)
+    (tmp_path / "rewards.py").write_text(KILLS_ITSELF)
+    rows = [{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(9) for b in range(9)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(name: str) -> tuple[int, str]:
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "MPLBACKEND": "Agg"}
+        command = [
+            sys.executable,
+            "-m",
+            "jax_grpo.train",
+            "--config",
+            "config.yaml",
+            "--run_dir",
+            name,
+            "--resume",
+            "auto",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    status, output = run("cut")
+    assert status == -signal.SIGKILL and (tmp_path / "killed").exists(), output
+    assert [int(path.name) for path in files.complete(tmp_path / "cut" / "checkpoints")][-1:] in ([1], [2]), (
+        "no later one"
+    )
+    status, output = run("cut")
+    assert status == 0 and "continuing after iteration" in output, output
+    status, output = run("whole")
+    assert status == 0, output
+    cut, whole = ([*lines_without_times(tmp_path / name)] for name in ("cut", "whole"))
+    print([(record["refill/rounds"], record["groups_without_signal"], record["curriculum/again"]) for record in whole])
+    assert any(record["curriculum/again"] > 0 for record in whole[2:])
+    assert cut == whole and whole[2]["refill/rounds"] >= 2, "killed in a further draw"
+    newest = [load(files.complete(tmp_path / name / "checkpoints")[-1]) for name in ("cut", "whole")]
+    assert newest[0].content["next_prompt"] == newest[1].content["next_prompt"] > 4 * 4
+    for name, array in newest[1].arrays.items():
+        np.testing.assert_array_equal(newest[0].arrays[name], array, err_msg=name)
+    for file in ("weights/model.safetensors", "samples.jsonl"):
+        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file

@@ -40,6 +40,22 @@ SETTINGS = {
     ),
     "clip, top-entropy mask, no KL": ({"entropy_quantile": 0.6, "aggregation": "dr_grpo"}, {"beta": 0.0}),
     "sequence level, k3": ({"importance_level": "sequence"}, {}),
+    "DPPO, token mask": (
+        {
+            "name": "dppo_tv",
+            "epsilon_high": 0.002,
+            "mismatch_cap": 1.2,
+            "mismatch_floor": 0.8,
+            "mismatch_mode": "token_mask",
+        },
+        {},
+    ),
+    "GMPO, sequence mask": (
+        {"name": "gmpo", "aggregation": "grpo", "mismatch_cap": 1.5, "mismatch_mode": "sequence_mask"},
+        {},
+    ),
+    "VESPO, k1": ({"name": "vespo"}, {"estimator": "k1"}),
+    "KL-Cov, no KL": ({"name": "kl_cov", "cov_share": 0.2, "cov_penalty": 0.5}, {"beta": 0.0}),
 }
 
 
@@ -67,22 +83,23 @@ def head_problem(dtype, compute_dtype=None, hidden=None, embedding=None, vocab_s
     """(graphdef, params, batch): unequal masks, a group without signal, old log-probabilities on both sides of the clip."""
     rng = np.random.default_rng(3)
     hidden = rng.normal(size=(B, S, H)) if hidden is None else hidden
+    rows, steps = hidden.shape[:2]
     embedding = rng.normal(size=(256, H)) * 0.4 if embedding is None else embedding
     model = HeadOnly(jnp.asarray(hidden, dtype), jnp.asarray(embedding, dtype), vocab_size, compute_dtype or dtype)
     graphdef, params = nnx.split(model, nnx.Param)
-    targets = jnp.asarray(rng.integers(0, vocab_size, (B, S)), jnp.int32)
+    targets = jnp.asarray(rng.integers(0, vocab_size, (rows, steps)), jnp.int32)
     logp, entropy = LM_HEADS["materialised"](
         jnp.asarray(hidden, dtype), jnp.asarray(embedding, dtype), targets, vocab_size=vocab_size, temperature=0.8
     )
-    advantages = rng.normal(size=B)
+    advantages = rng.normal(size=rows)
     advantages[4:8] = 0
-    old, ref, sampling = (logp + 0.3 * rng.normal(size=(B, S)) for _ in range(3))
-    mask = np.arange(S) < rng.integers(1, S + 1, (B, 1))
+    old, ref, sampling = (logp + 0.3 * rng.normal(size=logp.shape) for _ in range(3))
+    mask = np.arange(steps) < rng.integers(1, steps + 1, (rows, 1))
     batch = Batch(
-        HeadTokens(jnp.arange(B), targets),
+        HeadTokens(jnp.arange(rows), targets),
         jnp.asarray(mask, jnp.int32),
         jnp.asarray(advantages, dtype),
-        jnp.asarray(rng.random(B) < 0.8),
+        jnp.asarray(rng.random(rows) < 0.8),
         # Where masked, anything may stand.
         *(jnp.asarray(np.where(mask, x, np.nan), dtype) for x in (old, ref, sampling)),
         entropy_BS=entropy.astype(dtype),

@@ -9,6 +9,7 @@ import transformers
 from conftest import TINY, grouped_tokens, relative_error, tiny_model
 from flax import nnx
 
+from jax_grpo.model import decode_kernel
 from jax_grpo.model.gpt2 import GPT2, GPT2Config, position_ids
 from jax_grpo.model.weights import load_hf, to_hf
 
@@ -85,8 +86,12 @@ def test_grouped_layout_equals_one_row_per_completion(x64, remat):
     assert abs(a - b) < 1e-10 and error < 1e-12
 
 
-def test_decode_with_the_shared_prompt_cache_equals_the_full_forward(x64):
-    graphdef, params = tiny_model(jnp.float64)
+@pytest.mark.parametrize("kernel", [False, True], ids=["einsum", "pallas"])
+def test_decode_with_the_shared_prompt_cache_equals_the_full_forward(kernel, x64, monkeypatch):
+    monkeypatch.setattr(
+        decode_kernel, "BLOCK", 2
+    )  # several blocks of the prompt and of the completion, the last one part full
+    graphdef, params = tiny_model(jnp.float64, decode_kernel=kernel)
     model = nnx.merge(graphdef, params)
     tokens = grouped_tokens()
     expected = nnx.jit(GPT2.grouped)(model, *jax.tree.leaves(tokens))
@@ -94,8 +99,8 @@ def test_decode_with_the_shared_prompt_cache_equals_the_full_forward(x64):
     chunks: list = []
     length_P = tokens.prompt_mask_PT.sum(-1)
     for step in range(5):
-        if step % 2 == 0:  # a new chunk begins; those before it are full
-            chunks.append(model.empty_chunk(4, 4, 2))
+        if step % (5 if kernel else 2) == 0:  # a new chunk begins; those before it are full. The kernel has one
+            chunks.append(model.empty_chunk(4, 4, 5 if kernel else 2))
         position_PG = jnp.broadcast_to((length_P + step)[:, None], (4, 4))
         hidden, chunks[-1] = nnx.jit(GPT2.decode)(
             model,
@@ -138,3 +143,11 @@ def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="hidden_size 30 is not a multiple of num_heads 4"):
         GPT2Config(10, 1, 4, 30, 8)
     assert TINY.padded_vocab_size == 256
+
+
+def test_the_decode_kernel_refuses_heads_that_triton_cannot_hold():
+    prompt, own = jnp.zeros((1, 1, 4, 24)), jnp.zeros((1, 1, 1, 4, 24))
+    with pytest.raises(ValueError, match="heads of a power of two columns, not 24"):
+        decode_kernel.decode(
+            jnp.zeros((1, 1, 72)), jnp.zeros(72), prompt, prompt, jnp.ones((1, 4), jnp.int32), own, own, jnp.int32(0)
+        )

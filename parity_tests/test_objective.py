@@ -8,6 +8,8 @@ import pytest
 from jax_grpo import objective
 from jax_grpo.config.learning import KLConfig, ObjectiveConfig
 from jax_grpo.loss import TokenTerms
+from jax_grpo.objective import surrogates
+from jax_grpo.objective.masking import masked_mean, masked_quantile
 
 RNG = np.random.default_rng(0)
 B, S = 6, 7
@@ -16,6 +18,8 @@ OLD = -RNG.exponential(2.0, (B, S))
 LOGP = OLD + 0.4 * RNG.normal(size=(B, S))
 REF = LOGP + 0.5 * RNG.normal(size=(B, S))
 ADVANTAGES = np.array([1.0, -0.5, 0.3, -1.2, 0.7, -0.3])
+
+CAPPED = ObjectiveConfig(mismatch_cap=2.0)
 
 
 def terms_of(old, ref, advantages, mask, config, kl, *, weight=1.0, policy_weight=None, beta=0.1) -> TokenTerms:
@@ -49,11 +53,11 @@ def numpy_surrogate(name: str, level: str, logp, delta=None) -> np.ndarray:
 @pytest.mark.parametrize(
     "misshapen",
     [
-        lambda: objective.surrogate(LOGP, OLD[:1], ADVANTAGES, MASK, ObjectiveConfig()),
-        lambda: objective.surrogate(LOGP, OLD, ADVANTAGES[:, None], MASK, ObjectiveConfig()),
-        lambda: objective.surrogate(LOGP, OLD, ADVANTAGES[:1], MASK, ObjectiveConfig()),
+        lambda: surrogates.surrogate(LOGP, OLD[:1], ADVANTAGES, MASK, ObjectiveConfig()),
+        lambda: surrogates.surrogate(LOGP, OLD, ADVANTAGES[:, None], MASK, ObjectiveConfig()),
+        lambda: surrogates.surrogate(LOGP, OLD, ADVANTAGES[:1], MASK, ObjectiveConfig()),
         lambda: objective.kl_per_token(LOGP, REF[:, :1], MASK, "k3"),
-        lambda: objective.mismatch_weights(OLD[:1], LOGP, MASK, 2.0),
+        lambda: objective.mismatch_weights(OLD[:1], LOGP, MASK, CAPPED),
         lambda: objective.top_entropy_mask(OLD, MASK[:1], 0.5),
         lambda: objective.aggregation_weights(jnp.asarray(MASK[0]), "dapo", 9),
         lambda: terms_of(OLD, REF, ADVANTAGES, MASK, ObjectiveConfig(), KLConfig()).loss(LOGP, LOGP[:1]),
@@ -73,7 +77,7 @@ def test_surrogate_is_its_definition(name, delta, level, x64):
     # epsilon_high is the ratio's excess over 1 for `clip` and the weight's bound itself for `cispo`
     high = {"clip": {"epsilon_high": 0.28}, "cispo": {"epsilon_high": 1.28}}.get(name, {})
     config = ObjectiveConfig(name=name, **high, delta=delta, importance_level=level)
-    found = objective.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
+    found = surrogates.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
     np.testing.assert_allclose(found, numpy_surrogate(name, level, LOGP, delta), rtol=1e-12, atol=1e-12)
 
 
@@ -83,7 +87,7 @@ def test_gradient_is_the_numerical_derivative_of_the_definition(name, level, x64
     high = {"epsilon_high": 0.28} if name == "clip" else {}
     config = ObjectiveConfig(name=name, **high, importance_level=level)
     weights = RNG.normal(size=(B, S))
-    found = jax.grad(lambda logp: jnp.sum(weights * objective.surrogate(logp, OLD, ADVANTAGES, MASK, config)))(LOGP)
+    found = jax.grad(lambda logp: jnp.sum(weights * surrogates.surrogate(logp, OLD, ADVANTAGES, MASK, config)))(LOGP)
     step = 1e-6
     for b, s in np.argwhere(MASK > 0):
         bump = np.zeros((B, S))
@@ -98,9 +102,9 @@ def test_both_clip_sides_stop_the_gradient_only_where_the_advantage_pushes_outwa
     config = ObjectiveConfig(epsilon_low=0.2, epsilon_high=0.2)
     logp = jnp.log(jnp.array([[1.5], [0.5], [1.5], [0.5]]))
     advantages = jnp.array([1.0, -1.0, -1.0, 1.0])
-    grad = jax.grad(lambda x: jnp.sum(objective.surrogate(x, jnp.zeros((4, 1)), advantages, jnp.ones((4, 1)), config)))(
-        logp
-    )
+    grad = jax.grad(
+        lambda x: jnp.sum(surrogates.surrogate(x, jnp.zeros((4, 1)), advantages, jnp.ones((4, 1)), config))
+    )(logp)
     np.testing.assert_allclose(grad[:, 0], [0.0, 0.0, 1.5, -0.5], atol=1e-12)
 
 
@@ -109,7 +113,7 @@ def test_delta_stops_the_gradient_of_a_bad_token_that_became_likely(x64):
     logp, ones = jnp.log(jnp.array([[1.5], [1.99], [2.01], [5.0]])), jnp.ones((4, 1))
 
     def loss(x):
-        return jnp.sum(objective.surrogate(x, jnp.zeros((4, 1)), -ones[:, 0], ones, config))
+        return jnp.sum(surrogates.surrogate(x, jnp.zeros((4, 1)), -ones[:, 0], ones, config))
 
     # A = -1: the loss is rho and so is its derivative in logp, until delta holds both
     assert abs(loss(logp) - (1.5 + 1.99 + 2 + 2)) < 1e-12
@@ -119,7 +123,7 @@ def test_delta_stops_the_gradient_of_a_bad_token_that_became_likely(x64):
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_cispo_differentiates_logp_and_not_its_weight(level, x64):
     config = ObjectiveConfig(name="cispo", epsilon_high=1.28, importance_level=level)
-    grad = jax.grad(lambda x: jnp.sum(objective.surrogate(x, OLD, ADVANTAGES, MASK, config)))(LOGP)
+    grad = jax.grad(lambda x: jnp.sum(surrogates.surrogate(x, OLD, ADVANTAGES, MASK, config)))(LOGP)
     mean = ((LOGP - OLD) * MASK).sum(1, keepdims=True) / MASK.sum(1, keepdims=True)
     rho = np.exp(LOGP - OLD if level == "token" else np.broadcast_to(mean, MASK.shape))
     expected = -np.minimum(rho, 1.28) * ADVANTAGES[:, None] * MASK
@@ -132,7 +136,7 @@ def test_sapo_gates_each_sign_with_its_own_temperature(x64):
     advantages, old, ones = jnp.array([1.0, -1.0, 0.0]), jnp.zeros((3, 1)), jnp.ones((3, 1))
 
     def loss(x):
-        return objective.surrogate(x, old, advantages, ones, config)[:, 0]
+        return surrogates.surrogate(x, old, advantages, ones, config)[:, 0]
 
     # on policy the gate's slope is 1 for any tau: the gradient is the policy gradient's, -A
     np.testing.assert_allclose(jax.grad(lambda x: loss(x).sum())(old)[:, 0], [-1, 1, 0], atol=1e-12)
@@ -148,7 +152,7 @@ def test_on_policy_every_objective_has_the_policy_gradient(name, x64):
     for level in ("token", "sequence"):
         high = {"epsilon_high": 1.28} if name in ("clip", "cispo") else {}
         config = ObjectiveConfig(name=name, **high, importance_level=level)
-        grad = jax.grad(lambda x, c=config: jnp.sum(objective.surrogate(x, LOGP, ADVANTAGES, MASK, c)))(LOGP)
+        grad = jax.grad(lambda x, c=config: jnp.sum(surrogates.surrogate(x, LOGP, ADVANTAGES, MASK, c)))(LOGP)
         np.testing.assert_allclose(grad, -ADVANTAGES[:, None] * MASK, atol=1e-12)
 
 
@@ -248,7 +252,7 @@ def test_token_losses_add_beta_times_the_kl_and_weigh_the_policy_alone(estimator
     values = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d}[estimator]
     mean = ((LOGP - OLD) * MASK).sum(1, keepdims=True) / MASK.sum(1, keepdims=True)
     rho = np.exp(LOGP - OLD if level == "token" else mean) if corrected else 1.0
-    policy = objective.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
+    policy = surrogates.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
     expected = policy_weights * policy + 0.3 * values * rho * MASK
     np.testing.assert_allclose(terms.loss(LOGP, LOGP), expected, rtol=1e-10, atol=1e-12)
 
@@ -260,7 +264,7 @@ def test_an_all_masked_row_and_an_empty_mask_give_finite_weights():
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("name", objective.SURROGATES)
+@pytest.mark.parametrize("name", surrogates.SURROGATES)
 def test_masked_positions_may_hold_anything(name, level, poison):
     garbage = jnp.where(MASK > 0, LOGP, poison).astype(jnp.float32)
     config, kl = ObjectiveConfig(name=name, importance_level=level), KLConfig(importance_corrected=True)
@@ -279,9 +283,9 @@ def test_masked_positions_may_hold_anything(name, level, poison):
 
 def test_mismatch_weights_are_capped_and_constant():
     sampling = OLD - np.array([[0.0], [5.0], [0.1], [-0.1], [0.0], [-5.0]])
-    weights = objective.mismatch_weights(OLD, sampling, MASK, 2.0)
+    weights = objective.mismatch_weights(OLD, sampling, MASK, CAPPED)
     np.testing.assert_allclose(weights[:, 0], [1, 2, np.exp(0.1), np.exp(-0.1), 1, np.exp(-5)], rtol=1e-5)
-    grad = jax.grad(lambda old: jnp.sum(objective.mismatch_weights(old, sampling, MASK, 2.0)))(jnp.asarray(OLD))
+    grad = jax.grad(lambda old: jnp.sum(objective.mismatch_weights(old, sampling, MASK, CAPPED)))(jnp.asarray(OLD))
     assert (grad == 0).all()
 
 
@@ -297,8 +301,8 @@ def test_poison_outside_the_mask_reaches_no_weight_and_no_statistic():
         clean = jnp.where(MASK > 0, LOGP, 0.0)
         for function in (
             lambda x: objective.top_entropy_mask(x, jnp.asarray(MASK), 0.7),
-            lambda x: objective.mismatch_weights(x, x, jnp.asarray(MASK), 2.0),
-            lambda x: objective.masked_mean(x, MASK),
-            lambda x: objective.masked_quantile(x, MASK, 0.95),
+            lambda x: objective.mismatch_weights(x, x, jnp.asarray(MASK), CAPPED),
+            lambda x: masked_mean(x, MASK),
+            lambda x: masked_quantile(x, MASK, 0.95),
         ):
             np.testing.assert_array_equal(function(dirty), function(clean))

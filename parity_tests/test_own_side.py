@@ -166,6 +166,7 @@ def taught(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow  # four programs are compiled; the likelihoods below are the same view
 def test_a_player_of_such_weights_is_asked_by_the_view_and_plays_on_the_board(taught):
     own, plain = Player(taught), Player("packaged:rook-small")
     for position in BLACK[:6]:
@@ -226,6 +227,7 @@ def test_samples_and_boards_of_a_run_show_moves_on_the_board():
     assert [move for _, move in answers] == [BLACK[0].moves[1], BLACK[1].moves[1], ""]
 
 
+@pytest.mark.slow  # the whole packaged model
 def test_the_packaged_start_is_asked_its_own_way_and_gives_away_less_than_random_moves():
     name, positions = "packaged:rook-deep", HELDOUT[:100]
     assert find_style(name) == OWN_SIDE

@@ -20,8 +20,9 @@ from jax_grpo.config import Config
 from jax_grpo.model.weights import save_hf, to_hf
 from jax_grpo.positions.dataset import selfplay_positions
 from jax_grpo.programs import with_logps
+from jax_grpo.scored.metrics import over_steps
 from jax_grpo.system.phases import Phases
-from jax_grpo.trainer import Trainer, over_steps
+from jax_grpo.trainer import Trainer
 from torch_ref import train as torch_train
 from torch_ref.batch import from_arrays
 from torch_ref.compare import TOLERANCES, observable, tensor_errors
@@ -64,32 +65,87 @@ def x64(tmp_path, monkeypatch):
         yield
 
 
+# The coefficient of the entropy bonus goes up and down, and the bonus comes and goes, with entropies on both sides of the target.
+HELD = {"entropy_target": 6.363, "entropy_step": 0.02, "entropy_coefficient": 0.05}
+
+
 @pytest.mark.parametrize(
     "sections",
     [
         pytest.param({}, marks=pytest.mark.slow),  # by default the tests below take these steps
         {
-            "objective": {"name": "sapo", "importance_level": "sequence", "entropy_quantile": 0.3},
+            "objective": {"name": "sapo", "importance_level": "sequence", "entropy_quantile": 0.3} | HELD,
             "advantage": {"scale": "none"},
             "model": {"vocab_size": 900},  # the tokenizer has fewer tokens: a third of the softmax would be of nothing
         },
+        {
+            "advantage": {"baseline": "opo", "scale": "maxrl"},
+            "lm_head": {"implementation": "chunked"},
+            "kl": {"reference_every": 3, "reference_mix": 0.6},  # in the middle of an iteration, and at its end
+        },
+        pytest.param({"kl": {"reference_every": 2}}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "objective": {"name": "gmpo", "epsilon_low": 0.01, "epsilon_high": 0.01, "aggregation": "grpo"}
+                | {"mismatch_cap": 1.5, "mismatch_mode": "sequence_mask"}
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"objective": {"name": "dppo_kl", "epsilon_high": 1e-4}, "lm_head": {"implementation": "chunked"}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"objective": {"name": "vespo"}}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "objective": {"name": "clip_cov", "cov_share": 0.2, "cov_low": 0.0},
+                "lm_head": {"implementation": "chunked"},
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"objective": {"name": "kl_cov", "cov_share": 0.2}}, marks=pytest.mark.slow),
+        pytest.param({"objective": HELD, "lm_head": {"implementation": "chunked"}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"advantage": {"pass_at_k": 2, "scale": "none"}, "lm_head": {"implementation": "chunked"}},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["clip", "sapo, sequence, top entropy, wide embedding"],
+    ids=[
+        "clip",
+        "sapo, sequence, top entropy, entropy held, wide embedding",
+        "OPO, MaxRL, fused head, a reference that follows",
+        "a copied reference",
+        "GMPO",
+        "DPPO",
+        "VESPO",
+        "Clip-Cov, fused head",
+        "KL-Cov",
+        "entropy held, fused head",
+        "pass@2, fused head",
+    ],
 )
 def test_both_trainers_take_the_same_iterations(tmp_path, sections):
     found = whole_iterations(tiny(**sections), tmp_path)
     assert found["config"] == {"epochs": 2, "minibatches": 2, "micro_batches": 2, "adaptive": True}
     metrics = found["metrics"]
     assert [step["optimizer_step"] for step in metrics] == [4, 8, 12] and {step["steps"] for step in metrics} == {4}
-    assert len({step["beta"] for step in metrics}) == 3, "beta moves"
+    moves = "reference_every" in sections.get("kl", {})
+    assert len({0.1, *(step["beta"] for step in metrics)}) == 4 or moves, "beta moves"
+    assert all(step["beta"] != 0.1 for step in metrics), "up, and behind a move of the reference down by as much"
     assert all(step["ratio/deviation"] > 1e-3 and step["kl/mean"] > 1e-5 for step in metrics), (
         "off policy by the last step"
     )
     assert all(step["logp_mismatch/max"] < 1e-10 for step in metrics), "sampled from the distribution that is trained"
+    if "entropy_target" in sections.get("objective", {}):
+        entropy, applied = ([step[name] for step in metrics] for name in ("entropy", "entropy_bonus/applied"))
+        assert entropy[0] > HELD["entropy_target"] > entropy[-1] and applied[0] == 0 < applied[-1], (entropy, applied)
+        assert {"entropy_bonus/applied", "entropy_bonus/coefficient"} <= set(found["iterations"][0])
     for number, errors in enumerate(found["iterations"]):
         assert {"loss", "kl/mean", "beta", "optimizer_step", "learning_rate", "grad_norm", "clip_fraction/high"} <= set(
             errors
         )
+        assert moves == ({"kl/before_move", "kl/after_move"} <= set(errors))
+        assert not moves or metrics[number]["kl/after_move"] < 0.7 * metrics[number]["kl/before_move"], "it follows"
         show(f"iteration {number}", errors, ALLOWED.scalars)
     show("change", found["change"], ALLOWED.change)
 

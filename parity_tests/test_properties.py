@@ -255,7 +255,7 @@ METRIC = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, 1.0, 64.0]))
 METRIC_NAMES = [
     "reward/mean", "reward/std", "reward/legal/mean", "reward/legal/std", "entropy", "kl/mean", "truncated_fraction",
     "groups_without_signal", "completions/distinct", "learning_rate", "optimizer_step", "clip_fraction/low", "clip_fraction/high",
-    "ratio/first_deviation", "logp_mismatch/mean", "beta",
+    "ratio/first_deviation", "logp_mismatch/mean", "beta", "refill/rounds",
 ]  # fmt: skip
 
 

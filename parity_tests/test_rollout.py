@@ -10,6 +10,7 @@ from conftest import TINY, tiny_model
 from flax import nnx
 from scipy import stats
 
+from jax_grpo.model import decode_kernel
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import load_hf
@@ -30,7 +31,7 @@ def short_chunks(monkeypatch):
     monkeypatch.setattr(decoding, "LEAST_CHUNK", decoding.CHUNK_MULTIPLE)
 
 
-def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, vocab=TINY.vocab_size, compacts=True):
+def generation(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, vocab=TINY.vocab_size, compacts=True):
     settings = DecodingSettings(
         vocab_size=vocab,
         pad_id=0,
@@ -42,7 +43,7 @@ def _generate(graphdef, *, group=2, new=6, sampling=UNCHANGED, table=NEVER, voca
     return make_generate(graphdef, settings, group_size=group, max_new_tokens=new)
 
 
-def _prompts(lengths, width=10, seed=0):
+def random_prompts(lengths, width=10, seed=0):
     rng = np.random.default_rng(seed)
     ids, mask = np.zeros((2, len(lengths), width), np.int32)
     for row, length in enumerate(lengths):
@@ -104,7 +105,7 @@ def test_samples_follow_the_exact_distribution(name):
 def test_draw_never_picks_a_token_of_zero_weight():
     logits = jnp.full((3, 256), -jnp.inf).at[:, 200].set(0.0).at[1, 3].set(0.0)
     for uniform in (0.0, 0.5, np.nextafter(np.float32(1), np.float32(0))):
-        tokens = draw(logits, jnp.full(3, uniform))
+        tokens = draw(logits, jnp.full(3, uniform))[0]
         assert tokens[0] == 200 and tokens[1] in (3, 200) and tokens[2] == 200
 
 
@@ -135,8 +136,8 @@ def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(short
     config, params = load_hf(tmp_path)
     graphdef = nnx.split(nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
     lengths = [1 + i % 10 for i in range(64)]
-    ids, mask = _prompts(lengths)
-    generate = _generate(graphdef, group=1, new=40, sampling=Sampling(temperature=0.0))  # three chunks of the cache
+    ids, mask = random_prompts(lengths)
+    generate = generation(graphdef, group=1, new=40, sampling=Sampling(temperature=0.0))  # three chunks of the cache
     ours = generate(params, ids, mask, np.zeros(64, np.int32), np.arange(64), 0, 0).completion_ids_PGC[:, 0]
     for row, length in enumerate(lengths):
         prompt = torch.tensor(ids[row : row + 1, 10 - length :], dtype=torch.long)
@@ -154,7 +155,7 @@ def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(short
         np.testing.assert_array_equal(ours[row], out[0, length:], err_msg=f"prompt {row} of {length} tokens")
 
 
-def _stops_often(every: int) -> np.ndarray:
+def stops_often(every: int) -> np.ndarray:
     """Stop table: one token in `every` ends a completion."""
     stops = np.arange(TINY.vocab_size) % every == 0
     return np.stack([stops.astype(np.int32), np.ones(TINY.vocab_size, np.int32)])
@@ -163,10 +164,10 @@ def _stops_often(every: int) -> np.ndarray:
 def test_a_completion_does_not_depend_on_its_batch(short_chunks):
     graphdef, params = tiny_model()
     lengths = [1 + 3 * i % 10 for i in range(64)]
-    ids, mask = _prompts(lengths)
+    ids, mask = random_prompts(lengths)
     numbers = np.arange(11, 75)
     # Stops of many lengths over two chunks of the cache, so that most of the 64 have stopped when the last ones are decoded alone.
-    generate = _generate(graphdef, group=3, new=20, table=_stops_often(16))
+    generate = generation(graphdef, group=3, new=20, table=stops_often(16))
 
     def run(rows, i=ids, m=mask, step=2):
         return np.asarray(
@@ -179,7 +180,7 @@ def test_a_completion_does_not_depend_on_its_batch(short_chunks):
     order = np.random.default_rng(0).permutation(64)
     np.testing.assert_array_equal(run(order), together[order], err_msg="other positions")
     wide_ids, wide_mask = (np.pad(x, ((0, 0), (6, 0))) for x in (ids, mask))
-    other_ids, other_mask = _prompts(lengths[::-1], seed=1)
+    other_ids, other_mask = random_prompts(lengths[::-1], seed=1)
     for row in (0, 17, 40, 63):
         one = slice(row, row + 1)
         np.testing.assert_array_equal(run(one)[0], together[row], err_msg="alone")
@@ -198,10 +199,10 @@ def test_a_completion_does_not_depend_on_its_batch(short_chunks):
 def test_going_on_with_half_of_the_prompts_changes_no_token(short_chunks, last):
     """Prompts of short caps stop early; `last` of six go on to the cap, into a second chunk."""
     graphdef, params = tiny_model()
-    ids, mask = _prompts([3, 7, 5, 9, 2, 4])
+    ids, mask = random_prompts([3, 7, 5, 9, 2, 4])
     caps = np.where(np.arange(6) * 5 % 6 < last, 20, 8 + np.arange(6)).astype(np.int32)
     found = [
-        _generate(graphdef, new=20, table=_stops_often(97), compacts=compacts)(
+        generation(graphdef, new=20, table=stops_often(97), compacts=compacts)(
             params, ids, mask, np.zeros(6, np.int32), np.arange(6), 3, 0, caps
         )
         for compacts in (True, False)
@@ -213,14 +214,30 @@ def test_going_on_with_half_of_the_prompts_changes_no_token(short_chunks, last):
         np.testing.assert_allclose(ours, theirs, atol=tolerance, err_msg=name)
 
 
+def test_the_decode_kernel_draws_the_same_tokens(short_chunks, monkeypatch):
+    """Prompts of many lengths, completions that stop early or go on alone, in several blocks of the kernel."""
+    monkeypatch.setattr(decode_kernel, "BLOCK", 8)
+    ids, mask = random_prompts([3, 7, 5, 9, 2, 10])
+    caps = np.array([20, 8, 9, 20, 10, 11], np.int32)
+    found = []
+    for kernel in (False, True):
+        graphdef, params = tiny_model(decode_kernel=kernel)
+        generate = generation(graphdef, new=20, table=stops_often(97))
+        found.append(generate(params, ids, mask, np.zeros(6, np.int32), np.arange(6), 3, 0, caps))
+    for name, ours, theirs in zip(found[0]._fields, *found, strict=True):
+        tolerance = 1e-5 if name == "sampling_logp_PGC" else 0  # float32 sums in another order
+        np.testing.assert_allclose(ours, theirs, atol=tolerance, err_msg=name)
+    assert np.asarray(found[0].completion_mask_PGC).sum(-1).max() == 20
+
+
 def test_sampling_logprobs_are_those_the_trainer_recomputes():
     from conftest import model_logp
 
     from jax_grpo.batch import GroupedTokens
 
     graphdef, params = tiny_model()
-    ids, mask = _prompts([3, 7, 5, 9])
-    out = _generate(graphdef, group=4, sampling=Sampling(top_k=20))(
+    ids, mask = random_prompts([3, 7, 5, 9])
+    out = generation(graphdef, group=4, sampling=Sampling(top_k=20))(
         params, ids, mask, np.zeros(4, np.int32), np.arange(4), 0, 0
     )
     tokens = GroupedTokens(jnp.asarray(ids), jnp.asarray(mask), out.completion_ids_PGC, out.completion_mask_PGC)
@@ -231,10 +248,10 @@ def test_sampling_logprobs_are_those_the_trainer_recomputes():
 
 def test_rows_stop_at_their_stop_and_are_padded_after_it():
     graphdef, params = tiny_model()
-    ids, mask = _prompts([4] * 8)
+    ids, mask = random_prompts([4] * 8)
     stops = np.arange(TINY.vocab_size) % 4 == 0  # a quarter of the vocabulary ends a completion
     table = np.stack([stops.astype(np.int32), np.ones(TINY.vocab_size, np.int32)])
-    out = _generate(graphdef, group=8, new=10, table=table)(
+    out = generation(graphdef, group=8, new=10, table=table)(
         params, ids, mask, np.zeros(8, np.int32), np.arange(8), 0, 0
     )
     tokens, kept = (np.asarray(x).reshape(64, 10) for x in (out.completion_ids_PGC, out.completion_mask_PGC))

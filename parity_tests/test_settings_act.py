@@ -12,12 +12,14 @@ import torch
 from both import Arrays, crafted_batch, settings, show, torch_step, weights
 from conftest import config as tiny_config
 
+from jax_grpo import scored as jax_scored
 from jax_grpo.config.learning import AdvantageConfig, KLConfig, ObjectiveConfig
 from jax_grpo.programs import unscored
 from jax_grpo.replay import BatchError, batch_from
 from jax_grpo.rollout.generate import Rollout
-from jax_grpo.tasks.base import Prompt
-from jax_grpo.trainer import Scored, Trainer
+from jax_grpo.scored import Scored, overlong
+from jax_grpo.tasks.base import Prompt, RewardError
+from jax_grpo.trainer import Trainer
 from torch_ref import train as torch_train
 from torch_ref.batch import BatchError as TorchBatchError
 from torch_ref.rollout import Rollout as TorchRollout
@@ -31,22 +33,40 @@ LOSSES = {
     "sapo": {"name": "sapo"},
     "sapo, sequence": {"name": "sapo", "importance_level": "sequence"},
     "reinforce": {"name": "reinforce"},
+    "dppo_tv": {"name": "dppo_tv", "epsilon_low": 0.002, "epsilon_high": 0.003},
+    "dppo_kl": {"name": "dppo_kl", "epsilon_low": 2e-4, "epsilon_high": 3e-4},
+    "gmpo": {"name": "gmpo"},
+    "vespo": {"name": "vespo"},
+    "clip_cov": {"name": "clip_cov", "cov_share": 0.2, "cov_low": 0.0},
+    "kl_cov": {"name": "kl_cov", "cov_share": 0.2},
 }
+DPPO, COV = ("dppo_tv", "dppo_kl"), ("clip_cov", "kl_cov")
+NOT_COV = ("clip", "cispo", "sapo", "reinforce", *DPPO, "gmpo", "vespo")
 # Setting -> the losses that refuse it, by the first word of their name.
 LOSS_SETTINGS = {
-    ("objective", "epsilon_low", 0.35): ("cispo", "sapo", "reinforce"),
-    ("objective", "epsilon_high", 1.05): ("sapo", "reinforce"),
-    ("objective", "delta", 1.3): ("cispo", "sapo", "reinforce"),
-    ("objective", "tau_pos", 2.0): ("clip", "cispo", "reinforce"),
-    ("objective", "tau_neg", 2.0): ("clip", "cispo", "reinforce"),
+    ("objective", "epsilon_low", 0.35): ("cispo", "sapo", "reinforce", "vespo", "kl_cov"),
+    ("objective", "epsilon_high", 1.05): ("sapo", "reinforce", "vespo", "kl_cov"),
+    ("objective", "delta", 1.3): ("cispo", "sapo", "reinforce", "gmpo", "vespo", *COV),
+    ("objective", "tau_pos", 2.0): ("clip", "cispo", "reinforce", *DPPO, "gmpo", "vespo", *COV),
+    ("objective", "tau_neg", 2.0): ("clip", "cispo", "reinforce", *DPPO, "gmpo", "vespo", *COV),
+    ("objective", "vespo_k_pos", 1.5): ("clip", "cispo", "sapo", "reinforce", *DPPO, "gmpo", *COV),
+    ("objective", "vespo_lambda_pos", 1.5): ("clip", "cispo", "sapo", "reinforce", *DPPO, "gmpo", *COV),
+    ("objective", "vespo_k_neg", 1.5): ("clip", "cispo", "sapo", "reinforce", *DPPO, "gmpo", *COV),
+    ("objective", "vespo_lambda_neg", 1.5): ("clip", "cispo", "sapo", "reinforce", *DPPO, "gmpo", *COV),
+    ("objective", "cov_share", 0.5): NOT_COV,
+    ("objective", "cov_low", 0.2): (*NOT_COV, "kl_cov"),
+    ("objective", "cov_high", 0.3): (*NOT_COV, "kl_cov"),
+    ("objective", "cov_penalty", 3.0): (*NOT_COV, "clip_cov"),
     ("objective", "aggregation", "grpo"): (),
     ("objective", "aggregation", "dr_grpo"): (),
     ("objective", "aggregation", "luspo"): (),
     ("objective", "entropy_coefficient", 0.3): (),
-    ("objective", "entropy_quantile", 0.5): (),
+    ("objective", "entropy_quantile", 0.5): ("gmpo",),
     ("objective", "mask_truncated", True): (),
-    ("objective", "mismatch_cap", 1.1): (),
+    ("objective", "mismatch_cap", 1.1): ("vespo",),
     ("advantage", "baseline", "leave_one_out"): (),
+    ("advantage", "baseline", "opo"): (),
+    ("advantage", "pass_at_k", 2): (),
     ("advantage", "scale", "none"): (),
     ("advantage", "scale", "batch"): (),
     ("advantage", "scale", "robust"): (),
@@ -60,9 +80,13 @@ LOSS_SETTINGS = {
 ELSEWHERE = {
     ("objective", "name"), ("objective", "importance_level"),  # they make up LOSSES
     ("objective", "overlong_penalty"), ("advantage", "components"),  # below
+    ("objective", "mismatch_floor"), ("objective", "mismatch_mode"),  # test_surrogates
+    ("objective", "entropy_target"), ("objective", "entropy_step"),  # between steps: test_entropy_target
+    ("objective", "entropy_coefficient_min"), ("objective", "entropy_coefficient_max"),  # there too
     ("kl", "adaptive"), ("kl", "target"), ("kl", "beta_min"), ("kl", "beta_max"),  # test_kl_control, test_parity_steps
     ("kl", "guardrail"),  # test_parity_iterations
     ("kl", "reference_dtype"),  # how the reference is stored: test_train
+    ("kl", "reference_every"), ("kl", "reference_mix"),  # between steps: test_moving_reference
 }  # fmt: skip
 
 
@@ -117,11 +141,30 @@ def test_a_setting_changes_the_gradient_or_is_refused(section, key, value, loss)
         ({"advantage": {"components": "gdpo", "scale": "robust"}}, "advantage.scale robust is of advantage.components sum_first"),
         ({"advantage": {"components": "gdpo", "scale": "batch"}}, "advantage.components sum_first; gdpo"),
         ({"advantage": {"components": "gdpo", "baseline": "leave_one_out"}}, "advantage.baseline leave_one_out does nothing with"),
+        ({"advantage": {"components": "gdpo", "baseline": "opo"}}, "advantage.baseline opo: GDPO, advantage.components gdpo"),
+        ({"advantage": {"components": "gdpo", "scale": "maxrl"}}, "advantage.scale maxrl is of advantage.components sum_first"),
+        ({"advantage": {"pass_at_k": 2, "baseline": "opo"}}, "advantage.baseline opo does nothing with advantage.pass_at_k 2"),
+        ({"advantage": {"pass_at_k": 2, "components": "gdpo"}}, "advantage.pass_at_k 2 is of one reward"),
+        ({"advantage": {"pass_at_k": 2, "scale": "maxrl"}}, "advantage.scale maxrl is itself a mixture of all pass@k"),
+        ({"advantage": {"pass_at_k": 5}}, "advantage.pass_at_k 5 exceeds rollout.group_size 4"),
         ({"objective": {"name": "reinforce", "importance_level": "sequence"}}, "objective.importance_level must be token"),
+        ({"objective": {"entropy_step": 0.1}}, "objective.entropy_step 0.1 needs objective.entropy_target"),
+        ({"objective": {"entropy_coefficient_min": 0.1}}, "objective.entropy_coefficient_min 0.1 needs objective.entropy_target"),
+        ({"objective": {"entropy_coefficient_max": 0.1}}, "objective.entropy_coefficient_max 0.1 needs objective.entropy_target"),
+        (
+            {"objective": {"entropy_target": 1.0, "entropy_coefficient": 1.5}},
+            "objective.entropy_coefficient 1.5 must lie between objective.entropy_coefficient_min 0.0 and objective.entropy_coeff",
+        ),
         ({"kl": {"beta": 0.0, "estimator": "k1"}}, "kl.estimator k1 needs kl.beta > 0"),
         ({"kl": {"beta": 0.0, "importance_corrected": True}}, "kl.importance_corrected true needs kl.beta > 0"),
         ({"kl": {"beta": 0.0, "adaptive": True}}, "kl.adaptive true needs kl.beta > 0"),
         ({"kl": {"beta": 0.0, "guardrail": "end_epoch"}, "update": {"epochs": 2}}, "kl.guardrail end_epoch needs kl.beta > 0"),
+        ({"kl": {"beta": 0.0, "reference_every": 2}}, "kl.reference_every 2 needs kl.beta > 0"),
+        ({"kl": {"reference_mix": 0.5}}, "kl.reference_mix 0.5 needs kl.reference_every"),
+        (
+            {"kl": {"reference_every": 2, "reference_mix": 0.5, "reference_dtype": "bfloat16"}},
+            "kl.reference_mix 0.5 with kl.reference_dtype bfloat16: a share of a small difference is rounded away",
+        ),
         ({"kl": {"guardrail": "end_epoch"}}, "kl.guardrail end_epoch needs more than one optimiser step an iteration"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
@@ -129,6 +172,22 @@ def test_a_setting_changes_the_gradient_or_is_refused(section, key, value, loss)
 def test_settings_that_would_do_nothing_together_are_refused(sections, message):
     with pytest.raises(pydantic.ValidationError, match=re.escape(message)):
         tiny_config(**sections)
+
+
+def test_a_reward_below_0_is_refused_where_advantages_are_divided_by_the_mean_reward(monkeypatch):
+    config = settings("float32", advantage={"scale": "maxrl"})
+    batch = {name: x for name, x in _batch().items() if name != "advantages"}
+    low = f"{batch['rewards'].min():g}"
+    with pytest.raises(BatchError, match=f"rewards go down to {low}; advantage.scale maxrl"):
+        batch_from(batch, config)
+    with pytest.raises(TorchBatchError, match=f"rewards go down to {low}; advantage.scale maxrl"):
+        torch_step(config, weights(), batch)
+    penalty = {"overlong_penalty": {"length": 4, "weight": 9.0}}
+    for other in (torch_train, jax_scored):  # each by itself: the one that does not look lets the other one refuse
+        with monkeypatch.context() as patch:
+            patch.setattr(other, "not_negative", lambda rewards_B: None)
+            with pytest.raises(RewardError, match=r"the reward of completion 1 is -\S+; advantage.scale maxrl"):
+                _advantages(advantage={"scale": "maxrl"}, objective=penalty)
 
 
 @pytest.mark.parametrize("update", [{"epochs": 2}, {"minibatches": 2}])
@@ -156,7 +215,7 @@ def test_a_recorded_batch_without_what_a_setting_reads_is_refused_by_both(sectio
 
 # Advantages: what both trainers make of the same components and completions -------------------------------------------
 
-FIRST = np.float32([0.1, 0.9, 0.4, 0.4, -1.0, 2.0, 0.5, 0.0, 3.0, 3.0, 3.0, 3.0])
+FIRST = np.float32([0.1, 0.9, 0.4, 0.4, 0.3, 2.0, 0.5, 0.0, 3.0, 3.0, 3.0, 3.0])
 SECOND = np.float32([5.0, 1.0, 1.0, 7.0, 0.0, 0.0, 0.0, 30.0, 1.0, 1.0, 1.0, 1.0])
 LENGTHS = np.array([2, 6, 4, 5, 1, 6, 3, 6, 2, 2, 2, 2])
 WEIGHTS = {"first": 1.0, "second": 0.5, "diagnostic": 0.0}
@@ -182,7 +241,7 @@ def _advantages(**sections) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     )
     rewards_B = sum(WEIGHTS[name] * x for name, x in components.items())
     if (penalty := config.objective.overlong_penalty) is not None:
-        rewards_B = rewards_B + penalty.weight * ours._overlong(prompts, rollout, penalty.length)
+        rewards_B = rewards_B + penalty.weight * overlong(config, prompts, rollout)
     batch, flat_B = ours._with_advantages(
         unscored(jnp.zeros((3, 2), int), jnp.ones((3, 2), int), rollout),
         Scored(prompts, ["x"] * 12, components, rewards_B, rollout),
@@ -194,8 +253,8 @@ def _advantages(**sections) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     mask_BT = torch.from_numpy(mask_BC)
     theirs.texts = type("Texts", (), {"device": torch.device("cpu")})()
     made = TorchRollout(["x"] * 12, mask_BT, mask_BT, mask_BT, mask_BT.float(), torch.ones(12, dtype=torch.bool))
-    rewards, advantages, flat = theirs._advantages(prompts, components, made)
-    found["torch_ref"] = (rewards.numpy(), advantages.numpy(), flat)
+    rewards, advantages, signal = theirs._advantages(prompts, components, made)
+    found["torch_ref"] = (rewards.numpy(), advantages.numpy(), signal.count(False))
     return found
 
 
@@ -224,12 +283,16 @@ def test_the_penalty_for_long_completions_reaches_the_advantages(components):
 
 
 def test_every_accepted_pair_of_advantage_settings_differs_and_both_implementations_agree():
-    accepted = [("mean", "group", how) for how in COMPONENTS]
-    accepted += [(b, s, "sum_first") for b in ("mean", "leave_one_out") for s in ("none", "group", "batch", "robust")]
-    accepted += [("leave_one_out", "group", "normalise_each")]
+    scales = ("none", "group", "batch", "robust")
+    accepted = [("mean", "group", how, None) for how in COMPONENTS]
+    accepted += [(b, s, "sum_first", None) for b in ("mean", "leave_one_out", "opo") for s in (*scales, "maxrl")]
+    accepted += [(baseline, "group", "normalise_each", None) for baseline in ("leave_one_out", "opo")]
+    pairs = list(itertools.product(dict.fromkeys(accepted), (None, 0.7)))
+    # Of four samples only the best has a credit at k = 4, and a clip at 0.7 leaves no scale to tell apart.
+    pairs += [(("mean", scale, "sum_first", k), None) for scale in scales for k in (2, 3, 4)]
     found = {}
-    for (baseline, scale, components), clip in itertools.product(dict.fromkeys(accepted), (None, 0.7)):
-        settings = {"baseline": baseline, "scale": scale, "components": components, "clip": clip}
+    for (baseline, scale, components, k), clip in pairs:
+        settings = {"baseline": baseline, "scale": scale, "components": components, "pass_at_k": k, "clip": clip}
         both = _advantages(advantage=settings)
         (_, ours, _), (_, theirs, _) = both["jax_grpo"], both["torch_ref"]
         # float32 rounding of rewards of size 15

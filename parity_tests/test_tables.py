@@ -73,6 +73,7 @@ def test_an_engine_of_too_few_lines_is_refused(tmp_path):
         load_config(str(config))
 
 
+@pytest.mark.slow  # an engine plays games and looks at every move of theirs
 @needs_engine
 def test_a_set_of_tables_has_every_legal_move_and_whole_games_in_one_split(tmp_path):
     options = "--count 24 --heldout 8 --test 8 --nodes 150 --test-nodes 600 --processes 1"

@@ -21,6 +21,7 @@ HANDED_OVER = {"update.schedule", "update.warmup_steps", "update.total_steps", "
 WITHOUT_EFFECT = {
     "update.micro_batches", "update.memory_limit_gb", "update.offload_optimizer", "update.max_consecutive_nonfinite",
     "rollout.compaction", "kl.target", "kl.beta_min", "kl.beta_max",
+    "objective.cov_share", "objective.cov_low", "objective.cov_high", "objective.cov_penalty",
 }  # fmt: skip
 
 

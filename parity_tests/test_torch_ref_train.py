@@ -91,6 +91,7 @@ def test_an_iteration_of_the_legality_run_takes_the_steps_its_config_says(extra)
     np.testing.assert_allclose(groups.sum(1), 0, atol=1e-4)
 
 
+@pytest.mark.slow  # four processes; test_train replays one of ours by default
 def test_a_batch_recorded_by_either_side_replays_to_the_same_step_in_both(tmp_path):
     """Real processes on the packaged model: `torch_ref.train` records, both `replay`s read."""
 

@@ -18,7 +18,7 @@ from jax_grpo.config.learning import AdvantageConfig, UpdateConfig
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.objective import AGGREGATIONS
 from jax_grpo.optimiser import adamw, schedule
-from jax_grpo.update import init_state, make_gradient, make_score, make_step, make_update
+from jax_grpo.update import TrainState, init_state, make_gradient, make_score, make_step, make_update
 
 BETA = jnp.float32(0.1)
 
@@ -170,8 +170,8 @@ def test_a_nonfinite_step_is_skipped_and_counted_by_the_one_program(poison, monk
     assert int(state.nonfinite_in_a_row) == 0 and int(state.nonfinite_total) == 1 and int(state.optimizer_step) == 1
 
 
-@pytest.mark.parametrize("first_moment", ["parameters", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
+def kept_on_the_device_and_offloaded(first_moment: str) -> list[TrainState]:
+    """The states of two updates after three steps, of which one is skipped: moments beside the parameters, and in host memory."""
     graphdef, params = tiny_model()
     batch = training_batch(graphdef, params)
     bad = dataclasses.replace(batch, advantages_B=batch.advantages_B.at[3].set(jnp.nan))
@@ -192,7 +192,12 @@ def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {"device"}
         assert int(state.optimizer_step) == 2
         states.append(state)
-    chex.assert_trees_all_equal(*states)
+    return states
+
+
+@pytest.mark.parametrize("first_moment", ["parameters", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
+    chex.assert_trees_all_equal(*kept_on_the_device_and_offloaded(first_moment))
 
 
 def test_gradients_are_clipped_by_global_norm_and_adamw_equals_optax():

@@ -1,4 +1,4 @@
-"""A benchmark of `test_bench` with a variant for each way to end: done, failed inside JAX, killed, and never done."""
+"""A benchmark of `test_bench` with a variant for each way to end: done, failed inside JAX, killed, never done, and not here."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from jax_grpo.bench.harness import Bench, Prepared, main
+from jax_grpo.bench.harness import Bench, NotHere, Prepared, main
 
 
 def _product(problem: str) -> Prepared:
@@ -32,6 +32,16 @@ def _slow(problem: str) -> Prepared:
     return Prepared(lambda: time.sleep(3600), {"problem": problem})
 
 
+def _not_installed(problem: str) -> Prepared:
+    import a_package_that_nobody_installs as peer  # pyright: ignore[reportMissingImports]
+
+    return peer.prepared(problem)
+
+
+def _not_here(problem: str) -> Prepared:
+    raise NotHere(f"{problem} needs a quantum computer")
+
+
 BENCH = Bench(
     "tiny_bench",
     "Variants of every ending.",
@@ -40,6 +50,8 @@ BENCH = Bench(
         "wrong-shape": _wrong_shape,
         "killed": _killed,
         "torch-slow": _slow,
+        "not-installed": _not_installed,
+        "not-here": _not_here,
     },
     {"only": "8 x 8"},
 )

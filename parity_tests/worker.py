@@ -69,20 +69,40 @@ def caches_end_with_their_file(request):
     make_room()
 
 
+def asks_for_gpu(config) -> bool:
+    """Whether the tests of the `gpu` mark were asked for."""
+    expression = config.option.markexpr
+    return "gpu" in expression and "not gpu" not in expression
+
+
+def choose_device(config) -> None:
+    """Tests run on the CPU, but for those of the `gpu` mark, which take the default device: an accelerator if there is one.
+
+    There two workers, and what they start, share the memory: none may take three quarters of it at its start.
+    """
+    if asks_for_gpu(config):
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    else:
+        jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
+
+
 def compile_quickly(config) -> None:
     """A default run has its programs compiled without what takes two thirds of a short run's time.
 
     That is LLVM's optimisations, and the newer of XLA:CPU's two emitters of fused loops, which JAX 0.12 cannot do without.
     XLA's own passes, fusion and buffers are what they are; the slow tests have it all. The flags are read when JAX first
-    compiles, and one that XLA does not know ends the process.
+    compiles, and one that XLA does not know ends the process. So has one of the `gpu` tests on a CPU, where they only show that
+    they work.
     """
-    if default_run(config):
+    on_cpu = asks_for_gpu(config) and os.environ.get("JAX_PLATFORMS") == "cpu"
+    if default_run(config) or on_cpu:
         quick = ["--xla_backend_optimization_level=0"]
         quick += ["--xla_cpu_use_fusion_emitters=false"] if jax.__version__.startswith("0.10.") else []
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick]).strip()
 
 
 def pytest_configure(config):
+    choose_device(config)
     compile_quickly(config)
     config.stash[PEAK], config.stash[PEAKS], config.stash[KEPT] = (0, "no test"), {}, FULL_BYTES
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jax_grpo.config import Config
-from torch_ref.advantages import group_advantages
+from torch_ref.advantages import group_advantages, settings_of
 
 
 class BatchError(ValueError):
@@ -149,6 +149,7 @@ def _advantages(found: dict[str, Tensor], config: Config, dtype: torch.dtype) ->
             f"advantage.components {config.advantage.components} needs each component, and a recorded batch holds only "
             "their sum: record `advantages`"
         )
-    advantage = config.advantage
-    how = {"baseline": advantage.baseline, "scale": advantage.scale, "clip": advantage.clip}
-    return group_advantages(found["rewards"].to(dtype), found["group_ids"], **how)
+    rewards_B, lengths_B = found["rewards"].to(dtype), found["completion_mask"].sum(1).to(dtype)
+    if config.advantage.scale == "maxrl" and bool((rewards_B < 0).any()):
+        raise BatchError(f"rewards go down to {float(rewards_B.min()):g}; advantage.scale maxrl needs at least 0")
+    return group_advantages(rewards_B, found["group_ids"], **settings_of(config.advantage), lengths_B=lengths_B)

@@ -61,13 +61,15 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(config.hidden_size, 3 * config.hidden_size)
         self.c_proj = Conv1D(config.hidden_size, config.hidden_size)
 
-    def forward(self, x_BTH: Tensor, visible_B1TS: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, x_BTH: Tensor, visible_B1TS: Tensor | None, cache: KVCache | None) -> Tensor:
+        """With no mask a token attends to itself and to all before it."""
         batch, tokens, width = x_BTH.shape
         heads = (batch, tokens, self.num_heads, width // self.num_heads)
         query, key, value = (part.view(heads).transpose(1, 2) for part in self.c_attn(x_BTH).split(width, dim=-1))
         if cache is not None:
             key, value = cache.extend(self.layer, key, value)
-        mixed_BNTD = F.scaled_dot_product_attention(query, key, value, attn_mask=visible_B1TS)
+        causal = visible_B1TS is None
+        mixed_BNTD = F.scaled_dot_product_attention(query, key, value, attn_mask=visible_B1TS, is_causal=causal)
         return self.c_proj(mixed_BNTD.transpose(1, 2).reshape(batch, tokens, width))
 
 
@@ -93,13 +95,16 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTH: Tensor, visible_B1TS: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, x_BTH: Tensor, visible_B1TS: Tensor | None, cache: KVCache | None) -> Tensor:
         x_BTH = x_BTH + self.attn(self.ln_1(x_BTH), visible_B1TS, cache)
         return x_BTH + self.mlp(self.ln_2(x_BTH))
 
 
 class GPT2(nn.Module):
     """The language model. `remat` recomputes each block in the backward pass.
+
+    `unpadded` may be set where no sequence has padding and there is no cache: attention is then given no mask, which a GPU's flash
+    kernels do not take.
 
     `vocabulary`, the number of tokens there are, is all of `config.vocab_size` unless somebody sets it lower: the embedding may
     have been padded, and a column that no token stands for takes no part in any softmax.
@@ -108,6 +113,7 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config, *, remat: bool = False):
         super().__init__()
         self.config, self.remat, self.vocabulary = config, remat, config.vocab_size
+        self.unpadded = False
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(config.vocab_size, config.hidden_size),
@@ -138,7 +144,7 @@ class GPT2(nn.Module):
         """
         tokens, seen = input_ids_BT.shape[1], attention_mask_BS.shape[1]
         position_BT = (attention_mask_BS.long().cumsum(1) - 1).clamp(min=0)[:, seen - tokens :]
-        visible_B1TS = visibility(attention_mask_BS, tokens)
+        visible_B1TS = None if self.unpadded else visibility(attention_mask_BS, tokens)
         x_BTH = self.transformer["wte"](input_ids_BT) + self.transformer["wpe"](position_BT)
         for block in self.transformer["h"]:  # pyright: ignore[reportGeneralTypeIssues]
             if self.remat and torch.is_grad_enabled():

@@ -74,7 +74,7 @@ def prepare(model: GPT2, chosen: Options) -> GPT2:
     """The model on its device, with the chosen kernels, compiled if asked; the parameters stay the same objects."""
     model = model.to(chosen.device)
     if chosen.liger:
-        _use_liger(model)
+        use_liger(model)
     if chosen.compile:
         model.compile(dynamic=True)  # completions have a new length each iteration
     return model
@@ -96,8 +96,12 @@ def computing(chosen: Options) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _use_liger(model: GPT2) -> None:
-    """Exchanges the class of every LayerNorm for Liger's, which reads the same parameters."""
+def use_liger(model: nn.Module) -> None:
+    """Exchanges the class of every LayerNorm for Liger's, which reads the same parameters; of any model's.
+
+    Raises:
+        OptionError: the package is not installed.
+    """
     try:
         from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports]
             LigerLayerNormFunction,

@@ -15,6 +15,7 @@ from jax_grpo.config import Config, ConfigError, load_config
 from jax_grpo.config.files import weights_directory
 from torch_ref import options as choices
 from torch_ref.batch import Batch, read_batch
+from torch_ref.entropy_control import in_force
 from torch_ref.model import GPT2
 from torch_ref.update import accumulate, apply, score_batch, start
 from torch_ref.weights import load_hf
@@ -30,7 +31,8 @@ def replay(config: Config, model: GPT2, batch: Batch, adamw: str = "definition")
     completion mask. The model is changed.
     """
     state = start(model, config, adamw)
-    gradients = accumulate(model, batch, config, state.beta)
+    coefficient = in_force(state.entropy_coefficient, state.entropy_before, config.objective)
+    gradients = accumulate(model, batch, config, state.beta, coefficient)
     arrays = {f"grad/{name}": _array(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     metrics = apply(state, gradients, config)
     arrays |= {f"param/{name}": _array(p) for name, p in model.named_parameters()}

@@ -34,17 +34,28 @@ from jax_grpo.tasks.base import (
     applicable,
     caps,
     checked_score,
+    not_negative,
     total_reward,
 )
 from jax_grpo.tasks.engine import EngineError
 from jax_grpo.tasks.episodes import EpisodicTask
 from torch_ref import options as choices
-from torch_ref.advantages import component_advantages, group_advantages, groups_without_signal, overlong_penalty
+from torch_ref.advantages import (
+    component_advantages,
+    group_advantages,
+    groups_with_signal,
+    overlong_penalty,
+    settings_of,
+)
 from torch_ref.batch import Batch, write_batch
+from torch_ref.curriculum import Curriculum
 from torch_ref.evaluate import evaluate
 from torch_ref.kl_control import beyond_guardrail
 from torch_ref.model import GPT2, GPT2Config
+from torch_ref.objective import KL_ESTIMATORS
 from torch_ref.options import Options
+from torch_ref.reference import due, move
+from torch_ref.refill import Sampled, costs, sample, trained_on
 from torch_ref.rollout import Rollout, Texts
 from torch_ref.update import NonFiniteUpdates, TrainState, optimiser_step, score_batch, start
 from torch_ref.weights import load_hf, save_hf
@@ -72,19 +83,39 @@ class Trainer:
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.dataset = PromptDataset(self.positions, config.seed)
         self.generator = torch.Generator(chosen.device).manual_seed(config.seed)
+        how = config.prompts.curriculum
+        self.curriculum = None if how is None else Curriculum(how, config.seed, self.dataset)
+        self.further_draws = 0  # of prompts, by refill, beside one an iteration
 
     def iterate(self, iteration: int) -> tuple[dict[str, float], list[dict], Batch, np.ndarray]:
         """One iteration: metrics, some samples (`records.sample_rows`), the batch and its rewards [B]."""
         config, group = self.config, self.config.rollout.group_size
         seconds, began = {}, time.perf_counter()
-        drawn = self.dataset.batch(iteration, config.prompts.per_iteration)
-        prompts = [self.task.prompt(position, config.seed * 1_000_003 + index) for index, position in drawn]
-        repeated = [prompt for prompt in prompts for _ in range(group)]
-        rollout = self.texts.complete(repeated, self.generator)
-        seconds["time/rollout"] = time.perf_counter() - began
-        state = TrainerState(iteration, config.iterations)
-        components = checked_score(self.task, repeated, rollout.completions, rollout.completion_ids(), state)
-        rewards_B, advantages_B, flat = self._advantages(repeated, components, rollout)
+        asked: list[int] = []
+
+        def draw(number: int) -> Sampled:
+            sampling = time.perf_counter()
+            first = self.further_draws + iteration
+            if self.curriculum is None:
+                own = [index for index, _ in self.dataset.batch(first + number, config.prompts.per_iteration)]
+            else:
+                own = self.curriculum.draw(config.prompts.per_iteration, asked)
+                asked.extend(own)
+            prompts = [self.task.prompt(self.positions[index], config.seed * 1_000_003 + index) for index in own]
+            repeated = [prompt for prompt in prompts for _ in range(group)]
+            rollout = self.texts.complete(repeated, self.generator)
+            seconds["time/rollout"] = seconds.get("time/rollout", 0.0) + time.perf_counter() - sampling
+            state = TrainerState(iteration, config.iterations)
+            components = checked_score(self.task, repeated, rollout.completions, rollout.completion_ids(), state)
+            rewards_B, _, signal = self._advantages(repeated, components, rollout)
+            if self.curriculum is not None:
+                self.curriculum.observe(own, rewards_B.tolist())
+            return Sampled(repeated, rollout, components, rewards_B, signal, self.task.logged())
+
+        draws = sample(draw, config.rollout.refill)
+        self.further_draws += len(draws) - 1
+        repeated, rollout, components, _, _, logged = trained_on(draws)
+        rewards_B, advantages_B, signal = self._advantages(repeated, components, rollout)
         seconds["time/reward"] = time.perf_counter() - began - sum(seconds.values())
         batch = self.scored(self._batch(rollout, advantages_B))
         seconds["time/score"] = time.perf_counter() - began - sum(seconds.values())
@@ -97,17 +128,18 @@ class Trainer:
             "optimizer_step": self.state.step,
             "reward/mean": float(rewards_B.mean()),
             "reward/std": float(rewards_B.std(correction=0)),
-            "groups_without_signal": flat,
+            "groups_without_signal": signal.count(False),
             "completion_length/mean": float(lengths_B.mean()),
             "truncated_fraction": 1 - float(rollout.stopped_B.float().mean()),
-            "tokens_per_second": float(lengths_B.sum()) / seconds["time/rollout"],
+            "tokens_per_second": sum(one.tokens for one in draws) / seconds["time/rollout"],
             "time/iteration": time.perf_counter() - began,
         }
         for name, values in applicable(components, repeated).items():
             metrics |= {f"reward/{name}/mean": float(values.mean()), f"reward/{name}/std": float(values.std())}
             if name.endswith("legal"):
                 metrics["legal_move_rate"] = float(values.mean())
-        logged = self.task.logged()
+        metrics |= costs(draws) if config.rollout.refill else {}
+        metrics |= {} if self.curriculum is None else self.curriculum.metrics()
         metrics |= {f"log/{name}": float(np.mean(values)) for name, values in logged.metrics.items()}
         samples = sample_rows(repeated, rollout.completions, rewards_B.cpu().numpy(), components, config, logged.extras)
         return metrics | seconds, samples, batch, rewards_B.cpu().numpy()
@@ -118,8 +150,8 @@ class Trainer:
 
     def _advantages(
         self, prompts: Sequence[Prompt], components: dict[str, np.ndarray], rollout: Rollout
-    ) -> tuple[Tensor, Tensor, int]:
-        """Rewards with penalties [B], advantages [B] on the model's device, and how many groups have no signal.
+    ) -> tuple[Tensor, Tensor, list[bool]]:
+        """Rewards with penalties [B], advantages [B] on the model's device, and of each group whether it has signal.
 
         The penalty for long completions is part of the reward, and where components count one by one it is one of them.
         """
@@ -133,21 +165,26 @@ class Trainer:
             if weights.get(name)
         ]
         penalty = config.objective.overlong_penalty
+        lengths_B = rollout.completion_mask_BT.sum(1).cpu().to(dtype)
         if penalty is not None:
-            lengths_B = rollout.completion_mask_BT.sum(1).cpu().to(dtype)
             caps_B = torch.from_numpy(caps(prompts, config.rollout.max_new_tokens))
             long_B = overlong_penalty(lengths_B, caps_B, penalty.length, 1.0)
             rewards_B = rewards_B + penalty.weight * long_B
             counted.append((long_B, penalty.weight))
-        how = {"baseline": advantage.baseline, "scale": advantage.scale, "clip": advantage.clip}
+        if advantage.scale == "maxrl":
+            not_negative(rewards_B.numpy())
+        group_ids_B, how = self.group_ids(), settings_of(advantage)
         if advantage.components == "sum_first":
-            judged, advantages_B = rewards_B, group_advantages(rewards_B, self.group_ids(), **how)
+            judged = rewards_B
+            advantages_B = group_advantages(judged, group_ids_B, lengths_B=lengths_B, **how)
         else:
             about_every_row(components, self.task.component_weights)
             judged = torch.stack([x_B for x_B, _ in counted], dim=1)
             share = [weight for _, weight in counted]
-            advantages_B = component_advantages(judged, share, self.group_ids(), components=advantage.components, **how)
-        return rewards_B, advantages_B.to(self.texts.device), groups_without_signal(judged, self.group_ids())
+            how["components"] = advantage.components
+            advantages_B = component_advantages(judged, share, group_ids_B, lengths_B=lengths_B, **how)
+        signal = groups_with_signal(judged, advantages_B, group_ids_B, advantage.pass_at_k)
+        return rewards_B, advantages_B.to(self.texts.device), signal
 
     def _batch(self, rollout: Rollout, advantages_B: Tensor) -> Batch:
         dtype = torch.promote_types(next(self.state.model.parameters()).dtype, torch.float32)
@@ -171,9 +208,22 @@ class Trainer:
     def optimise(self, batch: Batch, iteration: int) -> list[dict[str, float]]:
         """mu epochs of minibatch steps; groups stay whole and come in the order that `jax_grpo` takes them in.
 
-        With the guardrail `end_epoch` the first step that sees a KL beyond it is the iteration's last.
+        Where the reference has moved, the last step's metrics say how far the policy is from where it was and where it is. With
+        the guardrail `end_epoch` the first step that sees a KL beyond it is the iteration's last.
         """
-        config, steps = self.config, []
+        steps, moved = self._steps(batch, iteration)
+        if moved:
+            assert self.reference is not None and batch.ref_logp_BT is not None, "kl.reference_every needs kl.beta"
+            policy_BT, now_BT = (score_batch(of, batch, self.config)[0] for of in (self.state.model, self.reference))
+            there = batch.loss_mask_BT(self.config.objective.mask_truncated).bool()
+            for name, reference_BT in {"kl/before_move": batch.ref_logp_BT, "kl/after_move": now_BT}.items():
+                kl_K = KL_ESTIMATORS[self.config.kl.estimator]((reference_BT - policy_BT)[there])
+                steps[-1][name] = float(kl_K.mean())
+        return steps
+
+    def _steps(self, batch: Batch, iteration: int) -> tuple[list[dict[str, float]], bool]:
+        """Metrics of each optimiser step, and whether one moved the reference."""
+        config, steps, moved = self.config, [], False
         prompts, group = config.prompts.per_iteration, config.rollout.group_size
         for epoch in range(config.update.epochs):
             order_P = np.arange(prompts)
@@ -181,10 +231,15 @@ class Trainer:
                 order_P = np.random.default_rng((config.seed, iteration, epoch)).permutation(prompts)
             for part_P in np.split(order_P, config.update.minibatches):
                 rows_B = torch.from_numpy((part_P[:, None] * group + np.arange(group)).reshape(-1))
+                before = self.state.step
                 steps.append(optimiser_step(self.state, batch.rows(rows_B.to(self.texts.device)), config))
+                if self.state.step > before and due(self.state.step, config.kl):
+                    assert self.reference is not None, "kl.reference_every needs kl.beta"
+                    move(self.reference, self.state.model, config.kl.reference_mix)
+                    moved = True
                 if config.kl.guardrail == "end_epoch" and beyond_guardrail(steps[-1]["kl/mean"], config.kl):
-                    return steps
-        return steps
+                    return steps, moved
+        return steps, moved
 
 
 def load_model(config: Config, tokenizer: Tokenizer) -> GPT2:
@@ -213,6 +268,12 @@ def _weights(config: Config, tokenizer: Tokenizer) -> GPT2:
     return GPT2(architecture, remat=sizes.remat).to(dtype).initialise(torch.Generator().manual_seed(config.seed))
 
 
+OF_THE_STATE = (
+    *("beta", "learning_rate", "nonfinite", "empty_steps", "kl/before_move", "kl/after_move"),
+    *("entropy_bonus/coefficient", "entropy_bonus/applied"),
+)
+
+
 def over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
     """Losses and the gradient norm are means over the iteration's steps, everything else is the last step's.
 
@@ -221,7 +282,7 @@ def over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
     measured, last = [step for step in steps if not step["empty"]], steps[-1]
     combined: dict[str, float] = {"kl/mean": 0.0, "kl/p95": 0.0}
     for name in last.keys() - {"empty"}:
-        if name in ("beta", "learning_rate", "nonfinite", "empty_steps"):
+        if name in OF_THE_STATE:
             combined[name] = last[name]
         elif not measured:
             combined[name] = math.nan

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from jax_grpo.config import Config
+from torch_ref import entropy_control
 from torch_ref.batch import Batch
+from torch_ref.covariance import held_back
 from torch_ref.kl_control import beyond_guardrail, next_beta
 from torch_ref.model import GPT2, score
 from torch_ref.objective import TOKEN_WEIGHTS, TokenTerms, Totals, token_terms, top_entropy_mask
@@ -38,6 +40,10 @@ class TrainState:
     nonfinite_total: int = 0
     empty_total: int = 0
     """Steps that had no token to train on."""
+    entropy_coefficient: float = 0.0
+    """Moved by `objective.entropy_target`, where there is one."""
+    entropy_before: float = entropy_control.NOTHING_SEEN
+    """Mean entropy that the last step saw, nats."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Gradients:
 
 def start(model: GPT2, config: Config, adamw: str = "definition") -> TrainState:
     """State before the first step. adamw: `definition`, `foreach` or `fused`."""
-    return TrainState(model, build_optimiser(model, config.update, adamw), config.kl.beta)
+    optimiser, coefficient = build_optimiser(model, config.update, adamw), config.objective.entropy_coefficient
+    return TrainState(model, optimiser, config.kl.beta, entropy_coefficient=coefficient)
 
 
 def optimiser_step(state: TrainState, batch: Batch, config: Config) -> dict[str, float]:
@@ -59,21 +66,27 @@ def optimiser_step(state: TrainState, batch: Batch, config: Config) -> dict[str,
 
     Those that are means or maxima over tokens are NaN where the batch has no token to train on (see `apply`).
     """
-    return apply(state, accumulate(state.model, batch, config, state.beta), config)
+    coefficient = entropy_control.in_force(state.entropy_coefficient, state.entropy_before, config.objective)
+    return apply(state, accumulate(state.model, batch, config, state.beta, coefficient, state.step), config)
 
 
-def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradients:
+def accumulate(
+    model: GPT2, batch: Batch, config: Config, beta: float, coefficient: float | None = None, step: int = 0
+) -> Gradients:
     """Gradients of the loss of the whole batch, computed `update.micro_batches` slices at a time.
 
-        loss = sum_bt w_bt (policy_bt + beta KL_bt) - entropy_coefficient * sum_bt mask_bt entropy_bt / sum_bt mask_bt
+        loss = sum_bt w_bt (policy_bt + beta KL_bt) - coefficient * sum_bt mask_bt entropy_bt / sum_bt mask_bt
 
-    with w of `objective.TOKEN_WEIGHTS`. Every denominator is of the whole batch, so the cut changes only rounding.
+    with w of `objective.TOKEN_WEIGHTS`. Every denominator is of the whole batch, so the cut changes only rounding. A
+    coefficient of None is `objective.entropy_coefficient`.
     """
-    objective, coefficient = config.objective, config.objective.entropy_coefficient
+    objective = config.objective
+    coefficient = objective.entropy_coefficient if coefficient is None else coefficient
     mask_BT = batch.loss_mask_BT(objective.mask_truncated)
     totals = Totals(mask_BT.shape[0], max(1.0, float(mask_BT.sum())), config.windows().generated)
     weight_BT = TOKEN_WEIGHTS[objective.aggregation](mask_BT, totals)
     entropy_mask_BT = _entropy_mask(model, batch, mask_BT, config) if objective.entropy_quantile > 0 else None
+    held_back_BT = _held_back(model, batch, mask_BT, config, step) if objective.holds_back else None
     needs_reference = config.kl.beta > 0
 
     model.zero_grad(set_to_none=True)
@@ -98,6 +111,7 @@ def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradie
             ref_logp_BT=micro.ref_logp_BT if needs_reference else None,
             sampling_logp_BT=micro.sampling_logp_BT,
             entropy_mask_BT=None if entropy_mask_BT is None else entropy_mask_BT[rows],
+            held_back_BT=None if held_back_BT is None else held_back_BT[rows],
             kl_estimator=config.kl.estimator,
             importance_corrected_kl=config.kl.importance_corrected,
         )
@@ -121,6 +135,10 @@ def accumulate(model: GPT2, batch: Batch, config: Config, beta: float) -> Gradie
         **_term_metrics([terms for _, _, terms in parts], mask_BT),
         **_mismatch_metrics(batch, logp_BT, mask_BT),
     }
+    if held_back_BT is not None:
+        metrics["held_back"] = _mean(held_back_BT.to(mask_BT.dtype), mask_BT)
+    if objective.entropy_target is not None:
+        metrics["entropy_bonus/applied"] = coefficient
     return Gradients(metrics, logp_BT)
 
 
@@ -161,6 +179,13 @@ def apply(state: TrainState, gradients: Gradients, config: Config) -> dict[str, 
         "nonfinite": state.nonfinite_total,
         "empty_steps": state.empty_total,
     }
+    if config.objective.entropy_target is not None:
+        metrics["entropy_bonus/coefficient"] = state.entropy_coefficient
+        if finite and not empty:
+            state.entropy_before = metrics["entropy"]
+            state.entropy_coefficient = entropy_control.behind(
+                state.entropy_coefficient, state.entropy_before, config.objective
+            )
     if "kl/mean" in metrics:
         metrics["kl/beyond_guardrail"] = float(beyond_guardrail(metrics["kl/mean"], config.kl))
         if finite and not empty:
@@ -201,6 +226,12 @@ def _entropy_mask(model: GPT2, batch: Batch, mask_BT: Tensor, config: Config) ->
     """
     entropy_BT = score_batch(model, batch, config)[1] if batch.entropy_BT is None else batch.entropy_BT
     return top_entropy_mask(entropy_BT, mask_BT, config.objective.entropy_quantile)
+
+
+def _held_back(model: GPT2, batch: Batch, mask_BT: Tensor, config: Config, step: int) -> Tensor:
+    """Chosen by the policy that sampled, as the entropy mask is."""
+    logp_BT = score_batch(model, batch, config)[0] if batch.old_logp_BT is None else batch.old_logp_BT
+    return held_back(logp_BT, batch.advantages_B, mask_BT, config.objective, config.seed, step)
 
 
 def _gradients(model: GPT2) -> list[Tensor]:

@@ -3,8 +3,9 @@
     python -m jax_grpo.bench.all --out docs/results/cpu --minutes 8
 
 Each benchmark gets its share of the minutes, and shares that among its variants; what one leaves over goes to the next. One that
-fails or takes too long is recorded with its reason. Results already in the folder are kept; `--fresh` begins again. `--dry-run`
-runs every benchmark and variant on tiny sizes: whether all of it completes, before a machine is kept quiet for it.
+fails or takes too long is recorded with its reason. Results already in the folder are kept, so that the same command again goes on
+where the machine was taken away; `--fresh` begins anew. `--dry-run` runs every benchmark and variant on tiny sizes, those for other
+machines too: whether all of it completes, before a machine is kept quiet for it, or one is at hand for half an hour.
 """
 
 import os
@@ -53,17 +54,17 @@ ENTRIES: dict[str, Entry] = {
         ),
         "update_124m_64x192": (
             "update --problem 124m-64x192-bf16 --variants jax_grpo,jax_grpo-chunked,jax_grpo-micro-batches,"
-            "torch_ref,torch_ref-compiled,TRL,TRL-plain-head", 85, ACCELERATOR
+            "torch_ref,torch_ref-compiled,torch_ref-flash,TRL,TRL-plain-head,TRL-liger", 105, ACCELERATOR
         ),
         "iteration_width_128": (
             "iteration --problem width-128 --steps 3 --variants jax_grpo,jax_grpo-chunked,TRL", 100, CPU
         ),
         "iteration_124m": ("iteration --problem 124m --steps 3 --variants jax_grpo,TRL,TRL-plain-head", 110, CPU),
-        "iteration_124m_8x8x144": ("iteration --problem 124m-8x8x144-bf16", 60, ACCELERATOR),
+        "iteration_124m_8x8x144": ("iteration --problem 124m-8x8x144-bf16", 70, ACCELERATOR),
         "rollout_legality": ("rollout --problem legality --steps 3 --variants jax_grpo,transformers", 25),
         "rollout_rook_small": ("rollout --problem rook-small-8x8x64 --steps 3 --variants jax_grpo,transformers", 20, CPU),
         "rollout_gpt2_small": ("rollout --problem gpt2-small-32 --steps 3 --variants jax_grpo,transformers", 60, CPU),
-        "rollout_gpt2_small_64x144": ("rollout --problem gpt2-small-64x144-bf16", 60, ACCELERATOR),
+        "rollout_gpt2_small_64x144": ("rollout --problem gpt2-small-64x144-bf16", 80, ACCELERATOR),
         "attention": ("attention --steps 5 --variants model,torch-sdpa", 6, CPU),
         "attention_1024": ("attention --problem 1024", 30, ACCELERATOR),
         "optimiser": ("optimiser --steps 10 --variants optax,torch-fused", 8, CPU),
@@ -81,8 +82,9 @@ ENTRIES: dict[str, Entry] = {
         "scaling_all": ("scaling", 60, ACCELERATOR),
     }.items()
 }  # fmt: skip
+FINISHED = "finished"  # of a benchmark's record: it came to its end
 GRACE_S = 5.0  # beyond a benchmark's share before it is ended from outside
-PEERS = ("torch", "TRL", "transformers", "liger")  # how variants of other projects begin
+PEERS = ("torch", "TRL", "transformers", "liger", "vllm")  # how variants of other projects begin
 TINY = {"--problem": "tiny", "--steps": "3", "--over": "length"}  # what a dry run puts in the place of these options
 
 
@@ -115,8 +117,12 @@ def run(entry: Entry, file: Path, seconds: float) -> str | None:
 
 
 def complete(record: Mapping[str, Any]) -> bool:
-    """Whether a benchmark's data is there, with every variant of it."""
-    return bool(record) and not any("error" in part for part in (record, *record.get("variants", {}).values()))
+    """Whether a benchmark came to its end, with a figure of every variant that this machine can have.
+
+    One that was interrupted has none of its later variants, and no error either: hence the mark that `main` makes.
+    """
+    parts = (record, *record.get("variants", {}).values())
+    return record.get(FINISHED, False) and not any("error" in part for part in parts)
 
 
 def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -165,7 +171,7 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
     started = time.monotonic()  # measuring the machine is no benchmark's time
     suite = {name: entry for name, entry in entries.items() if kind in entry.machines}
     if arguments.dry_run:
-        suite = {name: dry(entry) for name, entry in suite.items()}
+        suite = {name: dry(entry) for name, entry in entries.items()}
     files = {name: folder / "raw" / f"{name}.json" for name in suite}
     if arguments.fresh:
         for name in suite.keys() & names:
@@ -177,7 +183,7 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
         share_s = left_s * suite[name].weight / sum(suite[other].weight for other in waiting[number:])
         reason = run(suite[name], files[name], share_s)
         results[name] = {key: value for key, value in saved(files[name]).items() if key != "error"}
-        results[name] |= {"error": reason} if reason else {}
+        results[name] |= {"error": reason} if reason else {FINISHED: True}
         save(files[name], results[name])
         print(f"{name}: {reason or 'done'} ({60 * arguments.minutes - left_s:.0f} s gone at its start)", flush=True)
     minutes = (time.monotonic() - started) / 60

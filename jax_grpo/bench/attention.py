@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.bench.harness import Bench, Prepared, main, torch_device
+from jax_grpo.bench.harness import Bench, NotHere, Prepared, main, torch_device
 
 # rows, tokens, heads, width of a head; bfloat16 where the device is not a CPU: cuDNN's needs it
 SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64), "tiny": (2, 16, 2, 16)}
@@ -33,6 +33,12 @@ def _jax(name: str, *, function) -> Prepared:
     return Prepared(lambda: step(q, k, v), _facts(name, dtype))
 
 
+def _cudnn(name: str) -> Prepared:
+    if jax.devices()[0].platform == "cpu":
+        raise NotHere("cuDNN needs a GPU")
+    return _jax(name, function=partial(LIBRARY, implementation="cudnn"))
+
+
 def _sdpa(name: str) -> Prepared:
     import torch
 
@@ -55,7 +61,7 @@ BENCH = Bench(
     {
         "model": partial(_jax, function=_written_out),
         "xla": partial(_jax, function=partial(LIBRARY, implementation="xla")),
-        "cudnn": partial(_jax, function=partial(LIBRARY, implementation="cudnn")),
+        "cudnn": _cudnn,
         "torch-sdpa": _sdpa,
     },
     {name: f"{b} rows x {t} tokens, {n} heads of {d}" for name, (b, t, n, d) in SHAPES.items()},

@@ -2,7 +2,8 @@
 
 A benchmark is a dict of variants; a variant is a function that prepares one and returns its step. All are measured alike: one
 step that warms up (and compiles), then the check of what it computed, then at least three timed ones; the same allocator, the
-same peak. One that fails is recorded with its reason, and the others go on. Knows nothing of what is measured.
+same peak. One that fails is recorded with its reason, as is one whose package or device is not here, and the others go on. Knows
+nothing of what is measured.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 from jax_grpo.bench.machine import LEAST_STEPS, Step, finished, line_of, machine, milliseconds
 from jax_grpo.system import memory
 from jax_grpo.system.process import child_record
+from jax_grpo.system.whole_files import written_whole
 
 # Largest difference between a variant's numbers and the first one's, relative to the larger: the parity contract's, by dtype.
 AGREEMENT = {"loss": 1e-5, "grad_norm": 1e-4}
@@ -29,12 +31,17 @@ ROUNDED = {"loss": 2e-2, "grad_norm": 5e-2}  # where one of the two computes in 
 STEPS_SHARE = 0.4
 # Equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others.
 BORROWED = 2.5
+PACKAGE = __name__.partition(".")[0]
 CHILD = "--child"  # first argument of a process that measures one variant; the second says which, as JSON
 SYSTEM, GIVES_BACK = ALLOCATORS = ("system", "gives-back")  # names of `--allocator`
 
 
 class Disagreement(ValueError):
     """A variant computes something else than the first one, or no number at all: its time would compare nothing."""
+
+
+class NotHere(RuntimeError):
+    """A variant needs a device that is not here, and the message says which. As where its package is missing, it is skipped."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,10 @@ def run_child(
     expected: Mapping[str, Any] | None = None,
     allocator: str = SYSTEM,
 ) -> dict[str, Any]:
-    """A variant's record (`measure`) from a fresh process, which is ended after `limit_s` seconds; `error` when it has none."""
+    """A variant's record (`measure`) from a fresh process, which is ended after `limit_s` seconds.
+
+    `error` says why it has none, `skipped` what of it is not on this machine.
+    """
     if limit_s <= 0:
         return {"error": "left out: the seconds were over"}
     given = {"variant": variant, "problem": problem, "steps": steps, "limit_s": STEPS_SHARE * limit_s}
@@ -164,7 +174,14 @@ def _child(bench: Bench, given: Mapping[str, Any]) -> dict[str, Any]:
     until = time.monotonic() + given["limit_s"]
     if given["allocator"] == GIVES_BACK:
         memory.give_back_early()
-    prepared = bench.variants[given["variant"]](given["problem"])
+    try:
+        prepared = bench.variants[given["variant"]](given["problem"])
+    except NotHere as error:
+        return {"skipped": str(error)}
+    except ModuleNotFoundError as error:
+        if (error.name or PACKAGE).partition(".")[0] == PACKAGE:
+            raise
+        return {"skipped": f"the package {error.name} is not installed"}
     return measure(prepared, given["steps"], until, given["expected"])
 
 
@@ -189,8 +206,8 @@ RATES = (
 
 def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """A line of `HEADER`'s table; the ratio is this variant's time over the first one's."""
-    if "error" in record:
-        return f"| {name} | {record['error']} | | | | | |"
+    if "median_ms" not in record:
+        return f"| {name} | {record.get('error') or 'skipped: ' + record['skipped']} | | | | | |"
     ratio = f"{record['median_ms'] / first['median_ms']:.2f}" if "median_ms" in first else "-"
     peak = record["device_peak_bytes"] or record["process_peak_bytes"]
     rates = [f"{scale * record[key]:.1f} {unit}" for key, scale, unit in RATES if key in record]
@@ -227,7 +244,8 @@ def selected(option: str, text: str | None, known: Collection[str]) -> list[str]
 def save(file: str | Path | None, record: Mapping[str, Any]) -> None:
     """Writes the raw data, where a file is asked for; after each result, so that a run that is stopped leaves what it has."""
     if file:
-        Path(file).write_text(json.dumps(record, indent=1) + "\n")
+        with written_whole(Path(file)) as working:  # the machine may be taken away at any moment
+            working.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def saved(file: str | Path | None) -> dict[str, Any]:
@@ -290,8 +308,8 @@ def main(bench: Bench, argv: list[str] | None = None, parents: Sequence[argparse
 
 
 def _earlier(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Variants without an error in an earlier run's data of the same problem, on the same machine, with the same allocator."""
+    """Variants that have a figure in an earlier run's data of the same problem, on the same machine, with the same allocator."""
     same = all(earlier.get(name) == record[name] for name in ("problem", "resolved", "allocator"))
     if not same or earlier["machine"].get("processor") != record["machine"]["processor"]:
         return {}
-    return {name: variant for name, variant in earlier["variants"].items() if "error" not in variant}
+    return {name: variant for name, variant in earlier["variants"].items() if "median_ms" in variant}

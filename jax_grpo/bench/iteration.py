@@ -111,7 +111,7 @@ def save_for_trl(resolved: str, to: str) -> None:
     (folder / "prompts.json").write_text(json.dumps([text for _, text in prompts(config)]))
 
 
-def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
+def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared:
     """`GRPOTrainer.train` itself, held after each step by a callback, so that steps can be timed one by one."""
     from transformers import AutoTokenizer, TrainerCallback
 
@@ -137,6 +137,9 @@ def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
         callbacks=[OneByOne()], max_steps=1000, save_strategy="no", logging_strategy="no", disable_tqdm=True,
         learning_rate=config_of(problem).update.learning_rate,
     )  # fmt: skip
+
+    if liger:
+        trl_peer.with_liger(trainer)
 
     def train() -> None:
         go.get()
@@ -170,6 +173,7 @@ BENCH = bench_of(
         "jax_grpo-chunked-remat": partial(_jax, lm_head=CHUNKED, model={"remat": True}),
         "TRL": partial(_trl, fused_head=True),
         "TRL-plain-head": partial(_trl, fused_head=False),
+        "TRL-liger": partial(_trl, fused_head=True, liger=True),
     },
     PROBLEMS,
     {},

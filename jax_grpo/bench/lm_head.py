@@ -33,7 +33,7 @@ from jax_grpo.memory.programs import Program
 from jax_grpo.model.flops import BACKWARD
 from jax_grpo.model.flops import head as head_flops
 from jax_grpo.model.layers import VOCAB_MULTIPLE
-from jax_grpo.objective import surrogate
+from jax_grpo.objective.surrogates import surrogate
 from jax_grpo.system import devices
 
 OBJECTIVE = ObjectiveConfig()

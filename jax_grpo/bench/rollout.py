@@ -8,6 +8,7 @@ cache, run with the same library and weights (`floor_ms`: of all tokens). On a G
 device's bandwidth are the floor instead.
 """
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, main, torch_device
+from jax_grpo.bench.harness import NotHere, Prepared, main, torch_device
 from jax_grpo.bench.machine import best_ms
 from jax_grpo.bench.problems import FOLDER, Problem, arrays, bench_of, torch_arrays
 
@@ -120,15 +121,19 @@ def _torch(problem: Problem, generate: Callable[[int], Any]) -> Prepared:
     return Prepared(lambda: generate(problem.completion), {}, after=lambda: _facts(problem, lambda: generate(1)))
 
 
-def _transformers(problem: Problem, *, compiled: bool = False) -> Prepared:
+def _transformers(problem: Problem, *, compiled: str | None = None) -> Prepared:
+    """As it comes, or with a static cache and `torch.compile` in this mode, as transformers itself compiles its decode step."""
     import torch
+    from transformers import CompileConfig
 
     model = problems.transformers_model(problem, bos_token_id=0, eos_token_id=None, pad_token_id=0)
     model.to(torch_device(), getattr(torch, problem.dtype)).eval()
     ids = torch_arrays(problem)["prompt"][:: problem.group]
-    cache = {"cache_implementation": "static"} if compiled else {}
+    cache = {}
     if compiled:
-        model.forward = torch.compile(model.forward)
+        how = CompileConfig(mode=compiled)
+        how._compile_all_devices = True  # pyright: ignore[reportAttributeAccessIssue] (on a CPU too)
+        cache = {"cache_implementation": "static", "compile_config": how}
 
     def generate(cap: int) -> Any:
         with torch.no_grad():
@@ -138,6 +143,34 @@ def _transformers(problem: Problem, *, compiled: bool = False) -> Prepared:
             )  # fmt: skip
         assert out.shape == (problem.rows, problem.prompt + cap)
         return out
+
+    return _torch(problem, generate)
+
+
+def _vllm(problem: Problem) -> Prepared:
+    """vLLM with its prefix cache and CUDA graphs, on token ids.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; its wheels pin a PyTorch of their own.
+        NotHere: there is no GPU.
+    """
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    if torch_device() == "cpu":
+        raise NotHere("vLLM is compared on a GPU")
+    with tempfile.TemporaryDirectory() as folder:
+        problems.transformers_model(problem, bos_token_id=0, eos_token_id=0).save_pretrained(folder)
+        engine = LLM(
+            folder, skip_tokenizer_init=True, dtype=problem.dtype, max_model_len=problem.prompt + problem.completion,
+            max_num_seqs=problem.rows, enable_prefix_caching=True, gpu_memory_utilization=0.5,
+        )  # fmt: skip
+    prompts = [{"prompt_token_ids": ids.tolist()} for ids in arrays(problem)["prompt"]]
+
+    def generate(cap: int) -> Any:
+        full = SamplingParams(n=problem.group, max_tokens=cap, min_tokens=cap, ignore_eos=True, detokenize=False)
+        made = engine.generate(prompts, full, use_tqdm=False)
+        assert all(len(sample.token_ids) == cap for prompt in made for sample in prompt.outputs)
+        return made
 
     return _torch(problem, generate)
 
@@ -162,8 +195,10 @@ BENCH = bench_of(
         "jax_grpo": _jax,
         "jax_grpo-no-compaction": partial(_jax, compacts=False),
         "transformers": _transformers,
-        "transformers-static-compiled": partial(_transformers, compiled=True),
+        "transformers-static-compiled": partial(_transformers, compiled="default"),
+        "transformers-reduce-overhead": partial(_transformers, compiled="reduce-overhead"),
         "torch_ref": _torch_ref,
+        "vllm": _vllm,
     },
     PROBLEMS,
     CONFIGS,

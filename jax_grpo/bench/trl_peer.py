@@ -2,7 +2,8 @@
 
 TRL 1.16 multiplies the KL term by the importance ratio unless `use_bias_correction_kl` is off, which is another loss than the
 plain k3 of this project's configs; and it always scores tokens by its fused head (`add_fused_lm_head`: tiles of logits,
-recomputed in the backward pass), as it came before that by all logits of the completions (`without_fused_head`).
+recomputed in the backward pass), as it came before that by all logits of the completions (`without_fused_head`) or, on request, by
+Liger's loss (`with_liger`).
 """
 
 import functools
@@ -19,6 +20,8 @@ from trl.trainer.utils import selective_log_softmax_and_entropy
 from jax_grpo.bench.harness import torch_device
 from jax_grpo.bench.problems import Problem, config_of, peer_parts, torch_arrays
 from jax_grpo.config import Config
+
+LIGER_ROWS = 8  # completions whose logits Liger's loss makes at a time
 
 
 class NotTheSame(ValueError):
@@ -92,6 +95,42 @@ def backward(trainer: Any, problem: Problem, micro_batches: list[dict[str, Any]]
         loss += float(part.detach())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config_of(problem).update.max_grad_norm)
     return {"loss": loss, "grad_norm": float(norm)}
+
+
+def with_liger(trainer: Any) -> None:
+    """Puts Liger's fused linear GRPO loss in the place of TRL's head and loss, and on a GPU its layer norms into the model.
+
+    So TRL had it until it got a fused head of its own; what `use_liger_kernel` still does there knows no GPT-2.
+
+    Raises:
+        ModuleNotFoundError: Liger or its Triton is not installed.
+    """
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # pyright: ignore[reportMissingImports]
+
+    from torch_ref.options import use_liger
+
+    given = trainer.args
+    dtype = torch.bfloat16 if given.bf16 else torch.float32
+    head = LigerFusedLinearGRPOLoss(
+        beta=given.beta, use_ref_model=given.beta > 0, loss_type="dapo", temperature=given.temperature,
+        epsilon_low=given.epsilon, epsilon_high=given.epsilon_high, chunk_size=LIGER_ROWS,
+    )  # fmt: skip
+    if torch_device() != "cpu":
+        use_liger(trainer.model)
+
+    def loss(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        ids, mask = (torch.cat([inputs[f"prompt_{what}"], inputs[f"completion_{what}"]], 1) for what in ("ids", "mask"))
+        completion = inputs["completion_ids"].shape[1]
+        with torch.autocast(torch_device(), torch.bfloat16, enabled=given.bf16):
+            hidden = model.transformer(input_ids=ids, attention_mask=mask).last_hidden_state[:, -completion - 1 : -1]
+        return head(
+            _input=hidden.to(dtype), lin_weight=model.lm_head.weight.to(dtype),
+            selected_token_ids=inputs["completion_ids"], attention_mask=inputs["completion_mask"],
+            advantages=inputs["advantages"], ref_per_token_logps=inputs.get("ref_per_token_logps"),
+            old_per_token_logps=inputs.get("old_per_token_logps"), num_items_in_batch=inputs["num_items_in_batch"],
+        )[0]  # fmt: skip
+
+    trainer._compute_loss = loss
 
 
 def without_fused_head(model: Any, temperature: float) -> None:

@@ -12,7 +12,7 @@ from jax_grpo.config import Config
 
 # Our token loss and aggregation, and what TRL calls the two.
 LOSS_TYPES = {("clip", name): name for name in ("grpo", "bnpo", "dapo", "dr_grpo", "luspo")}
-LOSS_TYPES |= {("cispo", "dapo"): "cispo", ("sapo", "grpo"): "sapo"}
+LOSS_TYPES |= {("cispo", "dapo"): "cispo", ("sapo", "grpo"): "sapo", ("vespo", "dapo"): "vespo"}
 # Values that TRL has too, by setting, and why no other one.
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "task.name": (("policy",), "the reward that TRL is given is the policy task's"),
@@ -22,7 +22,10 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "rollout.top_p": ((1.0,), "only plain sampling is the same in both"),
     "rollout.min_p": ((0.0,), "only plain sampling is the same in both"),
     "rollout.repetition_penalty": ((1.0,), "transformers counts the prompt's tokens too"),
+    "prompts.curriculum": ((None,), "TRL has none"),
+    "rollout.refill": ((None,), "TRL has none"),
     "advantage.baseline": (("mean",), "TRL has the group's mean"),
+    "advantage.pass_at_k": ((None,), "TRL has none"),
     "advantage.scale": (("none", "group", "batch"), "TRL has no other"),
     "advantage.clip": ((None,), "TRL has none"),
     "advantage.components": (("sum_first",), "TRL is given the weighted sum as one reward"),
@@ -30,11 +33,17 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "objective.mask_truncated": ((False,), "TRL calls every completion cut that does not end with end-of-text"),
     "objective.overlong_penalty": ((None,), "TRL is given the task's reward alone"),
     "objective.mismatch_cap": ((None,), "TRL corrects vLLM's samples alone"),
+    "objective.mismatch_floor": ((None,), "TRL corrects vLLM's samples alone"),
+    "objective.mismatch_mode": (("token_truncate",), "TRL corrects vLLM's samples alone"),
     "kl.estimator": (("k3",), "TRL has no other"),
     "kl.reference_dtype": (("parameters",), "TRL has no other"),
     "kl.adaptive": ((False,), "TRL's beta is constant"),
     "kl.guardrail": (("log",), "TRL has none"),
     "update.minibatches": ((1,), "TRL mixes completions, not groups, and divides by the tokens of all steps"),
+    "mesh.data": ((1,), "TRL is run on one device"),
+    "mesh.fsdp": ((1,), "TRL is run on one device"),
+    "mesh.tensor": ((1,), "TRL is run on one device"),
+    "mesh.coordinator": ((None,), "TRL is run as one process"),
     "update.first_moment_dtype": (("parameters",), "PyTorch's AdamW has no other"),
 }
 
@@ -104,9 +113,21 @@ def trl_settings(config: Config) -> dict[str, Any]:
         "delta": objective.delta,
         "sapo_temperature_pos": objective.tau_pos,
         "sapo_temperature_neg": objective.tau_neg,
+        "vespo_k_pos": objective.vespo_k_pos,
+        "vespo_lambda_pos": objective.vespo_lambda_pos,
+        "vespo_k_neg": objective.vespo_k_neg,
+        "vespo_lambda_neg": objective.vespo_lambda_neg,
         "entropy_coef": objective.entropy_coefficient,
+        "use_adaptive_entropy": objective.entropy_target is not None,
+        "entropy_target": objective.entropy_target or 0.0,
+        "entropy_coef_delta": objective.entropy_step,
+        "entropy_coef_min": objective.entropy_coefficient_min,
+        "entropy_coef_max": objective.entropy_coefficient_max,
         "beta": kl.beta,
         "use_bias_correction_kl": kl.importance_corrected,
+        "sync_ref_model": kl.reference_every is not None,
+        "ref_model_sync_steps": kl.reference_every or 1,
+        "ref_model_mixup_alpha": kl.reference_mix,
         "learning_rate": update.learning_rate,
         "weight_decay": update.weight_decay,
         "adam_beta1": update.beta1,
@@ -124,6 +145,6 @@ def differences(config: Config) -> list[str]:
     sentences = [
         "TRL's training pass counts the padding before a prompt as positions (peer TRL-positions: it does not)"
     ]
-    if config.objective.entropy_coefficient and accumulated(config) > 1:
+    if config.objective.has_bonus and accumulated(config) > 1:
         sentences.append("TRL's entropy bonus is a mean of each micro-batch's tokens, then over micro-batches")
     return sentences

@@ -3,9 +3,10 @@
     python -m jax_grpo.bench.update --problem 124m --json update_124m.json
 
 Every implementation starts from the same weights; loss and gradient norm of its first step must be those of the first variant,
-before anything is timed. `jax_grpo` is a run's own update, with the LM head and the settings of its config; the others are extra:
-what recomputing blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are kept), and the step and its matmuls in
-float32, in TF32 where the device has it, and in bfloat16.
+before anything is timed. `torch_ref-flash` is compiled with TF32 and flash attention; `TRL-liger` has Liger's fused loss and layer
+norms. `jax_grpo` is a run's own update, with the LM head and the settings of its config; the others are extra: what recomputing
+blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are kept), and the step and its matmuls in float32, in TF32 where
+the device has it, and in bfloat16.
 """
 
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, main, torch_device
+from jax_grpo.bench.harness import NotHere, Prepared, main, torch_device
 from jax_grpo.bench.machine import finished, square
 from jax_grpo.bench.problems import Problem, config_of, peer_parts
 
@@ -87,13 +88,23 @@ def _matmul(_: Problem, *, matmuls: str) -> Prepared:
     return Prepared(lambda: multiply(ones, ones), {"flops": 2 * size**3, "rows": size})
 
 
-def _torch_ref(problem: Problem, *, compiled: bool) -> Prepared:
+def _torch_ref(problem: Problem, *, compiled: bool, flash: bool = False) -> Prepared:
+    """With `flash`, float32 matmuls are in TF32 and attention is the flash kernel alone, which no padding is in the way of here.
+
+    Raises:
+        NotHere: a GPU's flash kernels take no float32.
+    """
     import torch
 
     from torch_ref.batch import Batch
+    from torch_ref.options import Options, computing
     from torch_ref.update import optimiser_step, start
 
+    if flash and torch_device() != "cpu" and problem.dtype == "float32":
+        raise NotHere("a GPU's flash attention takes no float32; the problem is in no other")
+    how = Options(tf32=flash, sdpa="flash" if flash else "auto")
     model = problems.torch_ref_model(problem)
+    model.unpadded = flash
     if compiled:
         model.compile()
     parts = max(peer_parts(problem), config_of(problem).update.parts)
@@ -103,10 +114,15 @@ def _torch_ref(problem: Problem, *, compiled: bool) -> Prepared:
     mask_BT, *logps_BT = (torch.nn.functional.pad(x_BC, (problem.prompt, 0)) for x_BC in of_completions)
     batch = Batch(ids_BT, torch.ones_like(ids_BT), mask_BT, data["advantages"], *logps_BT)
     state = start(model, config, "fused")
-    return _prepared(problem, lambda: optimiser_step(state, batch, config), device=torch_device(), micro_batches=parts)
+
+    def step() -> Mapping[str, Any]:
+        with computing(how):
+            return optimiser_step(state, batch, config)
+
+    return _prepared(problem, step, device=torch_device(), micro_batches=parts, tf32=how.tf32, sdpa=how.sdpa)
 
 
-def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
+def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -121,6 +137,8 @@ def _trl(problem: Problem, *, fused_head: bool) -> Prepared:
     )
     trainer = trl_peer.trainer_of(problem, folder, tokenizer, ["w3"] * problem.rows, fused_head=fused_head)
     micro_batches = trl_peer.inputs_of(problem, off_policy=True)
+    if liger:
+        trl_peer.with_liger(trainer)
     trainer.model.train()
     optimiser = build_optimiser(trainer.model, config_of(problem).update, "fused")
 
@@ -142,8 +160,10 @@ BENCH = problems.bench_of(
         "jax_grpo-micro-batches": partial(jax_step, update={"micro_batches": MICRO_BATCHES}),
         "torch_ref": partial(_torch_ref, compiled=False),
         "torch_ref-compiled": partial(_torch_ref, compiled=True),
+        "torch_ref-flash": partial(_torch_ref, compiled=True, flash=True),
         "TRL": partial(_trl, fused_head=True),
         "TRL-plain-head": partial(_trl, fused_head=False),
+        "TRL-liger": partial(_trl, fused_head=True, liger=True),
         "remat-none": partial(jax_step, model=REMAT | {"remat": False}),
         "remat-matmuls": partial(jax_step, model=REMAT | {"remat_keeps": "matmuls"}),
         "remat-full": partial(jax_step, model=REMAT),

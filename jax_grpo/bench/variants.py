@@ -3,11 +3,14 @@
     python -m jax_grpo.bench.variants --config configs/length_toy.yaml --seeds 0,1,2 --out docs/results/shaping \\
         --variant "sum first" --variant "GDPO: --advantage.components gdpo"
 
+Each variant's score stands beside the first one's: a difference whose interval holds 0 has not been shown.
+
 Each run is a process of its own, `python -m jax_grpo.train`, in a folder that is thrown away; what is kept are the metric and the
 entropy by iteration. A record is written after each run, and a run that is there is not made again.
 """
 
 import argparse
+import math
 import shlex
 import statistics
 import subprocess
@@ -15,7 +18,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
 
 from jax_grpo.bench.harness import command_of, command_parser, header, line, save, saved
 from jax_grpo.bench.machine import line_of, machine
@@ -23,8 +28,12 @@ from jax_grpo.config import ConfigError, check_files, load_config
 from jax_grpo.report.records import read_records
 from jax_grpo.system.process import failure
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MODULE = "jax_grpo.bench.variants"
 ENTROPY, SECONDS = "entropy", "time/iteration"
+CURVES = 8  # more lines in one picture cannot be told apart
 
 
 class Variant(NamedTuple):
@@ -38,6 +47,23 @@ def parse_variant(text: str) -> Variant:
     """`NAME` or `NAME: --section.key value ...`."""
     name, _, settings = text.partition(":")
     return Variant(name.strip(), shlex.split(settings))
+
+
+def read_variants(file: Path) -> list[Variant]:
+    """A YAML mapping from names to settings as on a command line.
+
+    Raises:
+        ValueError: it is not one; the message names the file.
+    """
+    try:
+        rows = yaml.safe_load(file.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    if not isinstance(rows, dict) or not all(isinstance(text, str) for pair in rows.items() for text in pair):
+        raise ValueError(
+            f"{file}: expected a line `name: --section.key value` for each variant, quoted where YAML asks it"
+        )
+    return [Variant(name, shlex.split(settings)) for name, settings in rows.items()]
 
 
 def train(config: str, overrides: Sequence[str], metric: str) -> dict[str, Any]:
@@ -64,42 +90,99 @@ def train(config: str, overrides: Sequence[str], metric: str) -> dict[str, Any]:
     return {"points": points, "entropy": entropies[-1] if entropies else None, "seconds": seconds}
 
 
+def scores(record: Mapping[str, Any], name: str) -> list[float]:
+    """Of each run of a variant that did not fail: the mean of the metric's last `record["last"]` points."""
+    runs = [run["points"] for run in record["runs"].get(name, {}).values() if "error" not in run]
+    return [statistics.mean(value for _, value in points[-record["last"] :]) for points in runs]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean over seeds, by Student's t; NaN with fewer than two."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.mean(values) - half, statistics.mean(values) + half
+
+
+def beyond(values: Sequence[float], first: Sequence[float]) -> str:
+    """Difference of the means from the first variant's with its 95 % interval, by Welch's t."""
+    from scipy import stats
+
+    difference = f"{statistics.mean(values) - statistics.mean(first):+.3f}"
+    if min(len(values), len(first)) < 2 or not statistics.pstdev([*values]) + statistics.pstdev([*first]):
+        return difference
+    low, high = stats.ttest_ind(values, first, equal_var=False).confidence_interval()
+    return f"{difference} ({low:+.3f} to {high:+.3f})"
+
+
 def summary(record: Mapping[str, Any]) -> str:
-    """Markdown: each variant's last value of the metric over the seeds, its entropy and its seconds; means and both ends."""
+    """Markdown: each variant's score over the seeds, beside the first variant's, its entropy and its seconds."""
+    metric = record["metric"] if record["last"] == 1 else f"{record['metric']}, mean of the last {record['last']}"
     lines = [
         header(
-            "variant", "settings", record["metric"], "lowest to highest", "entropy at the end, nats", "seconds", "seeds"
+            *("variant", "settings", metric, "95 % interval", "minus the first", "entropy at the end, nats"),
+            *("seconds", "seeds"),
         )
     ]
+    first = scores(record, next(iter(record["variants"])))
     for name, settings in record["variants"].items():
         runs = record["runs"].get(name, {})
         done = [run for run in runs.values() if "error" not in run]
         shown = f"`{shlex.join(settings)}`" if settings else "as the config has them"
         failed = "; ".join(f"seed {seed}: {run['error']}" for seed, run in runs.items() if "error" in run)
         if not done:
-            lines.append(line(name, shown, failed or "not run", "", "", "", "0"))
+            lines.append(line(name, shown, failed or "not run", "", "", "", "", "0"))
             continue
-        last = [run["points"][-1][1] for run in done]
+        reached = scores(record, name)
         entropies = [run["entropy"] for run in done if run["entropy"] is not None]
         entropy = f"{statistics.mean(entropies):.2f}" if entropies else "-"
         seconds = f"{statistics.mean(run['seconds'] for run in done):.0f}"
-        spread = f"{min(last):.3f} to {max(last):.3f}"
-        lines.append(
-            line(name, shown, f"{statistics.mean(last):.3f}", spread, entropy, seconds, f"{len(done)} {failed}".strip())
-        )
+        spread = "{:.3f} to {:.3f}".format(*interval(reached)) if len(reached) > 1 else "-"
+        difference = beyond(reached, first) if first and lines[1:] else "-"
+        cells = (f"{statistics.mean(reached):.3f}", spread, difference, entropy, seconds)
+        lines.append(line(name, shown, *cells, f"{len(done)} {failed}".strip()))
     return "\n".join(lines)
 
 
 def draw(record: Mapping[str, Any], file: Path) -> None:
-    """A line a variant: the seeds' mean of the metric over iterations, and between the lowest and the highest a shade."""
+    """Few variants: the metric over iterations; many: their scores beside each other."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+
+    many = len(record["variants"]) > CURVES
+    figure, axis = plt.subplots(figsize=(8, 1 + len(record["variants"]) / 4.5 if many else 4.5), layout="constrained")
+    (_draw_scores if many else _draw_curves)(axis, record)
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+def _draw_scores(axis: "Axes", record: Mapping[str, Any]) -> None:
+    """A row a variant: each seed a small point, the mean a large one, its 95 % interval a line; down the page, the first's mean."""
+    names = [name for name in record["variants"] if scores(record, name)]
+    for row, name in enumerate(names):
+        reached = scores(record, name)
+        colour = "black" if row == 0 else "tab:blue"
+        axis.plot(interval(reached), [row, row], color=colour, linewidth=1)
+        axis.plot(reached, [row] * len(reached), ".", color=colour, markersize=4)
+        axis.plot(statistics.mean(reached), row, "o", color=colour, markersize=6)
+        if row == 0:
+            axis.axvline(statistics.mean(reached), color="black", linestyle=":", linewidth=1)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(y=0.01)
+    axis.set(xlabel=record["metric"])
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _draw_curves(axis: "Axes", record: Mapping[str, Any]) -> None:
+    """A line a variant: the seeds' mean of the metric over iterations, and between the lowest and the highest a shade."""
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name in record["variants"]:
         runs = [run["points"] for run in record["runs"].get(name, {}).values() if "error" not in run]
         if not runs:
@@ -113,8 +196,6 @@ def draw(record: Mapping[str, Any], file: Path) -> None:
     axis.grid(alpha=0.3)
     if axis.lines:
         axis.legend(frameon=False)
-    figure.savefig(file, dpi=110)
-    plt.close(figure)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -122,12 +203,22 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command_parser(MODULE, __doc__)
     option = parser.add_argument
     option("--config", required=True, metavar="FILE", help="what all variants share")
-    option("--variant", action="append", required=True, metavar="'NAME: --section.key value'", help="once for each")
+    option("--variant", action="append", default=[], metavar="'NAME: --section.key value'", help="once for each")
+    option("--variants", type=Path, metavar="FILE", help="YAML, `NAME: --section.key value` a line, before --variant's")
     option("--seeds", default="0,1,2", help="with commas between (default: 0,1,2)")
     option("--metric", default="reward/mean", help="of metrics.jsonl (default: reward/mean)")
+    option("--last", type=int, default=1, metavar="N", help="a run's score is the mean of its last N points (1)")
     option("--out", required=True, type=Path, metavar="DIR", help="variants.json, .md and .png")
     arguments = parser.parse_args(argv)
-    arguments.variants = [parse_variant(text) for text in arguments.variant]
+    if arguments.last < 1:
+        parser.error(f"--last {arguments.last}: expected a number of points from 1")
+    try:
+        listed = read_variants(arguments.variants) if arguments.variants else []
+    except ValueError as error:
+        parser.error(f"--variants {error}")
+    arguments.variants = [*listed, *map(parse_variant, arguments.variant)]
+    if not arguments.variants:
+        parser.error("expected --variant or --variants")
     names = [variant.name for variant in arguments.variants]
     if twice := [name for name in names if names.count(name) > 1 or not name]:
         parser.error(f"--variant {twice[0]!r}: expected a name for each, and no name twice")
@@ -150,6 +241,7 @@ def main(argv: list[str] | None = None) -> None:
     record: dict[str, Any] = {
         "command": command_of(MODULE, argv),
         "metric": arguments.metric,
+        "last": arguments.last,
         "config": load_config(arguments.config).model_dump(),
         "machine": machine(),
         "variants": {variant.name: variant.overrides for variant in arguments.variants},

@@ -33,6 +33,7 @@ class Config(sections.Section):
     kl: learning.KLConfig = learning.KLConfig()
     update: learning.UpdateConfig = learning.UpdateConfig()
     lm_head: learning.LMHeadConfig = learning.LMHeadConfig()
+    mesh: sections.MeshConfig = sections.MeshConfig()
     evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
     logging: sections.LoggingConfig = sections.LoggingConfig()
     checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
@@ -50,12 +51,16 @@ class Config(sections.Section):
         yield from self._refused_sources()
         yield from self._refused_evaluation()
         yield from self._refused_ranking()
+        if self.mesh.devices > 1:
+            yield from self._refused_on_a_mesh()
 
     def _refused_batch_sizes(self) -> Iterator[str]:
         """Groups are compared and stay whole; an optimiser batch is cut evenly."""
         prompts, group, update = self.prompts.per_iteration, self.rollout.group_size, self.update
         if group < 2:
             yield f"rollout.group_size {group} gives every completion advantage 0: a group's baseline needs at least 2"
+        if (subset := self.advantage.pass_at_k or 0) > group:
+            yield f"advantage.pass_at_k {subset} exceeds rollout.group_size {group}: a group has no subset of {subset} samples"
         if prompts % update.minibatches:
             yield f"update.minibatches {update.minibatches} must divide prompts.per_iteration {prompts}: groups stay whole"
         if update.micro_batches not in ("auto", *self.possible_micro_batches()):
@@ -87,15 +92,27 @@ class Config(sections.Section):
 
     def _refused_without_effect(self) -> Iterator[str]:
         """A setting beside which another one would do nothing, without a word."""
-        if self.objective.name == "reinforce" and self.objective.importance_level != "token":
-            yield "objective.importance_level must be token when objective.name is reinforce: it has no importance ratio"
+        name = self.objective.name
+        if name in learning.OWN_LEVEL and self.objective.importance_level != "token":
+            yield f"objective.importance_level must be token when objective.name is {name}: {learning.OWN_LEVEL[name]}"
         if self.kl.guardrail == "end_epoch" and self.update.epochs * self.update.minibatches == 1:
             yield (
                 "kl.guardrail end_epoch needs more than one optimiser step an iteration: there is none to leave out with "
                 "update.epochs 1 and update.minibatches 1"
             )
+        least = self.prompts.per_iteration * self.rollout.group_size
+        if (refill := self.rollout.refill) is not None and refill.tokens is not None and refill.tokens <= least:
+            yield (
+                f"rollout.refill.tokens {refill.tokens} lets no further draw begin: the first one's {least} completions have that "
+                f"many tokens already; expected more than {least}"
+            )
         if self.task.opponent == "reference" and self.kl.beta == 0:
             yield "task.opponent reference needs kl.beta > 0: without a KL term no reference is kept"
+        if self.task.opponent == "reference" and self.kl.reference_every is not None:
+            yield (
+                f"task.opponent reference plays with the run's frozen start, which kl.reference_every {self.kl.reference_every} "
+                "moves: scores of one iteration and of another would be against different players; expected self, or null"
+            )
         if self.lm_head.logits_dtype == "bfloat16" and self.model.compute_dtype != "bfloat16":
             yield f"lm_head.logits_dtype bfloat16 needs model.compute_dtype bfloat16; it is {self.model.compute_dtype}"
 
@@ -141,6 +158,35 @@ class Config(sections.Section):
                 f"is {best!r}: a checkpoint is ranked by the evaluation of its own weights"
             )
 
+    def _refused_on_a_mesh(self) -> Iterator[str]:
+        """What does not divide over the devices, and what several of them cannot do yet."""
+        mesh, update, model, prompts = self.mesh, self.update, self.model, self.prompts.per_iteration
+        axes = ", ".join(f"mesh.{axis} {size}" for axis, size in mesh.sizes.items() if size > 1)
+        if update.micro_batches == "auto":
+            yield f"update.micro_batches is 'auto', which sizes one device, and there is {axes}; give a number"
+            return
+        if prompts % (parts := mesh.prompt_parts * update.minibatches * update.micro_batches):
+            yield (
+                f"prompts.per_iteration {prompts} must be a multiple of {parts} (mesh.data {mesh.data} x mesh.fsdp {mesh.fsdp} x "
+                f"update.minibatches {update.minibatches} x update.micro_batches {update.micro_batches}): every micro-batch is cut "
+                "over the devices, and groups stay whole"
+            )
+        if update.offload_optimizer:
+            yield f"update.offload_optimizer true needs one device, and there is {axes}; mesh.fsdp makes moments smaller too"
+        if self.task.episode is not None:
+            yield f"task.episode needs one device, and there is {axes}: episodes of several turns know no mesh yet"
+        if mesh.tensor > 1 and self.lm_head.implementation == "pallas":
+            yield (
+                f"lm_head.implementation pallas has kernels of the whole vocabulary, which mesh.tensor {mesh.tensor} cuts; "
+                "expected chunked or materialised"
+            )
+        if mesh.tensor > 1 and model.decode_attention == "pallas":
+            yield (
+                f"model.decode_attention pallas is a kernel of all heads, which mesh.tensor {mesh.tensor} cuts; expected einsum"
+            )
+        if model.weights is None and model.num_heads is not None and model.hidden_size is not None:
+            yield from mesh.misfits(model.num_heads, model.hidden_size)
+
     def with_micro_batches(self, count: int) -> "Config":
         """The config with this `update.micro_batches`. Raises ValueError: it does not cut the optimiser batch evenly."""
         values = self.model_dump()
@@ -175,12 +221,23 @@ class Config(sections.Section):
 
     def cautions(self) -> list[str]:
         """What the settings do that is allowed and rarely meant, one sentence each; a run says them when it starts."""
-        bound = self.objective.epsilon_high
-        caution = (
-            f"objective.epsilon_high {bound:g} is the bound of cispo's weight itself, which is 1 on fresh completions: nearly "
-            f"every weight is cut to {bound:g}; the usual bound is 5"
-        )
-        return [caution] if self.objective.name == "cispo" and bound < 1 else []
+        cautions, bound, kl = [], self.objective.epsilon_high, self.kl
+        if self.objective.name == "cispo" and bound < 1:
+            cautions.append(
+                f"objective.epsilon_high {bound:g} is the bound of cispo's weight itself, which is 1 on fresh completions: nearly "
+                f"every weight is cut to {bound:g}; the usual bound is 5"
+            )
+        if self.objective.name == "kl_cov" and self.update.epochs * self.update.minibatches == 1:
+            cautions.append(
+                "objective.name kl_cov with update.epochs 1 and update.minibatches 1: the policy is compared with itself, so that "
+                "nothing is held back, and no clip acts either"
+            )
+        if kl.adaptive and kl.reference_every is not None and kl.reference_mix == 1:
+            cautions.append(
+                f"kl.adaptive lowers beta by up to a fifth a step while the KL is below kl.target {kl.target:g}, as it is after "
+                f"each copy that kl.reference_every {kl.reference_every} makes; with a small kl.reference_mix it moves less"
+            )
+        return cautions
 
     def resolved_yaml(self) -> str:
         """Every setting, defaults included; loading it gives an equal config."""

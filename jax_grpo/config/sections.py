@@ -12,6 +12,7 @@ import pydantic
 from pydantic import Field
 
 Dtype = Literal["float32", "bfloat16", "float64"]
+VOCAB_MULTIPLE = 128  # aligned rows of the [V, H] embedding; avoids a pad of the odd 50257 in every step
 ENDINGS = ("endings:KRK", "endings:KQK", "endings:KRK,KQK")  # sources of won endings with exact tables
 BUILT_IN_SOURCES = ("packaged", "packaged:tables", "selfplay", *ENDINGS)  # every other one is a file or a folder
 Count = Annotated[int, Field(ge=1)]
@@ -19,6 +20,7 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # jitted programs take it as an int32
 Text = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -74,6 +76,9 @@ class ModelConfig(Section):
     remat_keeps: Literal["nothing", "matmuls"] = "nothing"
     """`remat`: what is kept of a block besides its inputs; `matmuls` are the results of its products with weights."""
 
+    decode_attention: Literal["einsum", "pallas"] = "einsum"
+    """Of a new token a completion: `einsum` anywhere; `pallas` is one kernel for NVIDIA cards (a CPU interprets it, for tests)."""
+
     def _refusals(self) -> Iterator[str]:
         if self.remat_keeps != "nothing" and not self.remat:
             yield f"model.remat_keeps {self.remat_keeps} needs model.remat true: without it everything is kept"
@@ -88,6 +93,33 @@ class ModelConfig(Section):
     def recomputed(self) -> Literal[False, "all", "dots"]:
         """What the backward pass recomputes of a block: nothing, everything, or all but its products with weights."""
         return ("dots" if self.remat_keeps == "matmuls" else "all") if self.remat else False
+
+
+class CurriculumConfig(Section):
+    """Prompts by difficulty: of each its running pass rate is kept, and those near a target rate are drawn again."""
+
+    passed: float
+    """A completion has passed with at least this reward (the total with its penalties, to a millionth); a group's pass rate is
+    the share of its completions that have."""
+    target: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Earlier prompts are drawn by a Gaussian of their rate around this one,"""
+    width: Positive = 0.25
+    """of this standard deviation."""
+    again: Share = 0.5
+    """Share of a draw that is for earlier prompts; what is neither this nor `revisit` follows the usual order."""
+    solved: Share = 1.0
+    """A prompt of at least this rate is retired: drawn by `revisit` alone."""
+    revisit: Fraction = 0.05
+    """Share of a draw that is for retired prompts, all of them alike: one that fails again comes back."""
+    newest: Share = 0.5
+    """Weight of a prompt's newest group in its rate; the first one's is 1."""
+
+    def _refusals(self) -> Iterator[str]:
+        if self.again + self.revisit > 1:
+            yield (
+                f"prompts.curriculum.again {self.again} and prompts.curriculum.revisit {self.revisit} are more than a whole draw; "
+                "their sum must be at most 1"
+            )
 
 
 class PromptsConfig(Section):
@@ -108,6 +140,17 @@ class PromptsConfig(Section):
     """A longer prompt is an error, never cut."""
     selfplay_games: Count = 200
     """Random games that `selfplay` takes its positions from."""
+    curriculum: CurriculumConfig | None = None
+    """Draw prompts again by how often they were passed; null: all in their order, epoch after epoch."""
+
+
+class RefillConfig(Section):
+    """DAPO's dynamic sampling: groups without signal are replaced by groups of further prompts (verl: algorithm.filter_groups)."""
+
+    rounds: Count
+    """Further draws of prompts.per_iteration prompts an iteration, at most (verl: max_num_gen_batches counts the first one too)."""
+    tokens: Count | None = None
+    """No further draw when the iteration's completions have so many tokens already; null: `rounds` alone ends it."""
 
 
 class RolloutConfig(Section):
@@ -129,6 +172,8 @@ class RolloutConfig(Section):
     """Divides positive logits of seen tokens and multiplies negative ones; 1: off."""
     compaction: bool = True
     """Decode only half of the prompts once the others' completions have all stopped; changes no token."""
+    refill: RefillConfig | None = None
+    """Draw further prompts in the place of groups without signal; null: an iteration trains on what it drew first."""
 
 
 class EvaluationConfig(Section):
@@ -186,3 +231,60 @@ class ProfileConfig(Section):
     def _refusals(self) -> Iterator[str]:
         if self.trace_steps is not None and self.trace_steps[0] >= self.trace_steps[1]:
             yield f"profile.trace_steps {self.trace_steps} must be [first, last] with first below last"
+
+
+class MeshConfig(Section):
+    """The devices of a run, data * fsdp * tensor of them; see docs/scaling.md. All 1: one device."""
+
+    data: Count = 1
+    """Prompts are cut over it; each of its parts has the whole state."""
+    fsdp: Count = 1
+    """Prompts are cut over it, and every parameter and moment besides (fully sharded data parallel)."""
+    tensor: Count = 1
+    """Heads, the MLP's inner width and the vocabulary are cut over it, and all that is stored of them."""
+    coordinator: Text | None = None
+    """Several processes: `auto`, where JAX finds out itself (Slurm, Kubernetes, Open MPI), or HOST:PORT of process 0, which
+    listens there; null: one process."""
+    processes: Count | None = None
+    """How many there are, which have the mesh's devices between them; null: as JAX finds out."""
+    process: CountOrZero | None = None
+    """The number of this one, from 0; null: as JAX finds out."""
+
+    def _refusals(self) -> Iterator[str]:
+        if self.coordinator is None:
+            for key, value in self._not_default("processes", "process"):
+                yield f"mesh.{key} {value} needs mesh.coordinator: HOST:PORT of process 0, or auto"
+            return
+        port = self.coordinator.rpartition(":")[2]
+        if self.coordinator != "auto" and (":" not in self.coordinator or not port.isdigit()):
+            yield f"mesh.coordinator {self.coordinator!r} must be HOST:PORT of process 0, such as 10.0.0.1:1234, or auto"
+        if self.processes is not None and self.process is not None and self.process >= self.processes:
+            yield f"mesh.process {self.process} must be below mesh.processes {self.processes}: they are counted from 0"
+        if self.processes is not None and self.devices % self.processes:
+            yield f"mesh.processes {self.processes} must divide the mesh's {self.devices} devices: each has as many"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Devices along each axis."""
+        return {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def prompt_parts(self) -> int:
+        """Parts that prompts are cut into."""
+        return self.data * self.fsdp
+
+    def misfits(self, num_heads: int, hidden_size: int) -> Iterator[str]:
+        """Why a model of these sizes cannot be cut so, one sentence a reason."""
+        if num_heads % self.tensor:
+            yield f"mesh.tensor {self.tensor} must divide the model's num_heads {num_heads}: heads stay whole"
+        if hidden_size % (self.fsdp * self.tensor):
+            yield (
+                f"mesh.fsdp {self.fsdp} x mesh.tensor {self.tensor} must divide the model's hidden_size {hidden_size}: every "
+                "parameter is cut over both"
+            )
+        if VOCAB_MULTIPLE % self.tensor:
+            yield f"mesh.tensor {self.tensor} must divide {VOCAB_MULTIPLE}: the vocabulary is padded to a multiple of that"

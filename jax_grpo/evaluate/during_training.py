@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_grpo.config import Config
+from jax_grpo.config import Config, ConfigError
 from jax_grpo.evaluate import MODES
 from jax_grpo.evaluate.yardsticks import yardsticks
+from jax_grpo.mesh import ONE_DEVICE, Layout, processes
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.episodes import Episodes, Partner
@@ -19,18 +20,30 @@ from jax_grpo.rollout.generate import PromptTokens, completion_ids, encode_promp
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import BATCH, Texts
 from jax_grpo.system.phases import Phases
-from jax_grpo.tasks.base import Prompt, Task, TrainerState, applicable, checked_score, total_reward
+from jax_grpo.tasks.base import Prompt, Task, TrainerState, applicable, total_reward
 from jax_grpo.tasks.episodes import Episode, EpisodicTask
 from jax_grpo.tasks.policy import in_style
+from jax_grpo.tasks.shared import shared_score
 
 LATER_TURNS = ", later turns"  # end of the names of programs that go on with an episode
 
 
-def make_programs(graphdef: Any, tokenizer: Tokenizer, task: Task, config: Config) -> dict[str, Callable[..., Any]]:
-    """The compiled generation of each mode, by name; the memory report compiles these very ones, for `BATCH` prompts."""
+def make_programs(
+    graphdef: Any, tokenizer: Tokenizer, task: Task, config: Config, layout: Layout = ONE_DEVICE
+) -> dict[str, Callable[..., Any]]:
+    """The compiled generation of each mode, by name; the memory report compiles these very ones, for `BATCH` prompts.
+
+    Raises:
+        ConfigError: `BATCH` prompts do not divide over the mesh.
+    """
+    if BATCH % (parts := config.mesh.prompt_parts):
+        raise ConfigError(
+            f"evaluation.positions {config.evaluation.positions} are asked {BATCH} at a time, which mesh.data {config.mesh.data} x "
+            f"mesh.fsdp {config.mesh.fsdp} = {parts} devices must divide; set it to 0 or change the mesh"
+        )
     texts, programs = _texts(tokenizer, task, config), {}
     for mode, temperature in zip(MODES, (0.0, config.rollout.temperature), strict=True):
-        programs[mode], later = texts.episode_programs(graphdef, config.windows(), Sampling(temperature))
+        programs[mode], later = texts.episode_programs(graphdef, config.windows(), Sampling(temperature), layout=layout)
         programs |= {} if later is None else {mode + LATER_TURNS: later}
     return programs
 
@@ -65,13 +78,19 @@ class Evaluator:
     """Compiled once for the task's prompts, called with the parameters of the moment."""
 
     def __init__(
-        self, policy: Policy, task: Task, prompts: Sequence[Prompt], config: Config, partner: Partner | None = None
+        self,
+        policy: Policy,
+        task: Task,
+        prompts: Sequence[Prompt],
+        config: Config,
+        partner: Partner | None = None,
+        layout: Layout = ONE_DEVICE,
     ):
         self.prompts, self._partner = list(prompts), partner
         self._task, self._seed, self._tokenizer = task, config.seed, policy.tokenizer
         self._iterations, self._windows = config.iterations, config.windows()
         self._texts = _texts(policy.tokenizer, task, config)
-        self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config)
+        self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config, layout)
         self._batches = []
         for start in range(0, len(self.prompts), BATCH):
             batch = self.prompts[start : start + BATCH]
@@ -86,8 +105,8 @@ class Evaluator:
             said, ids = (
                 self._play(mode, params) if isinstance(self._task, EpisodicTask) else self._complete(mode, params)
             )
-            state = TrainerState(iteration, self._iterations)
-            scores, texts = checked_score(self._task, self.prompts, said, ids, state), [str(one) for one in said]
+            state, rows = TrainerState(iteration, self._iterations), processes.own(len(self.prompts))
+            texts, scores, _ = shared_score(self._task, self.prompts[rows], said[rows], ids[rows], state)
             metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
             for name, values in applicable(scores, self.prompts).items():
                 metrics[f"eval/{mode}/{name}"] = float(values.mean())

@@ -5,11 +5,13 @@ time (the logits once more, unless the statistics are known). Who does the arith
 that need no work are skipped. Knows nothing of objectives or autodiff.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jax_grpo.lm_head import tiles
 from jax_grpo.lm_head.tiles import WHOLE, Columns, Partial, RowStatistics, Tiling, TokenLoss, TokenOrder, put, take
@@ -46,17 +48,44 @@ def tile_dlogits(hidden_CH, weights_VH, targets_C, statistics, to_logp_C, to_ent
 XLA = Kernels(tiles.measure, tiles.differentiate, tiles.dlogits, partial, tile_dlogits)
 
 
+@functools.cache
+def parallel(axis: str) -> Kernels:
+    """Kernels of a device that has some of the columns, the others being those of the other devices of a mesh's axis."""
+
+    def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> RowStatistics:
+        return Partial.of(tiles.scaled(logits_CV, columns), targets_C, columns).over(axis).statistics()
+
+    differentiate = functools.partial(tiles.differentiate, measure=measure)
+    return XLA._replace(measure=measure, differentiate=differentiate)
+
+
 class Plan(NamedTuple):
     """What a program is compiled for: the columns, the tiling and who does the arithmetic. Hashable."""
 
     columns: Columns
     tiling: Tiling
     kernels: Kernels = XLA
+    vocabulary_axis: str | None = None  # of the mesh, that the embedding's rows are cut over
 
     @classmethod
-    def of(cls, *, vocab_size: int, temperature: float, tiling: Tiling = WHOLE, kernels: Kernels = XLA) -> "Plan":
+    def of(
+        cls,
+        *,
+        vocab_size: int,
+        temperature: float,
+        tiling: Tiling = WHOLE,
+        kernels: Kernels = XLA,
+        vocabulary_axis: str | None = None,
+    ) -> "Plan":
         """The settings of a head: see `materialised.token_logprobs`."""
-        return cls(Columns(vocab_size, temperature), tiling, kernels)
+        if vocabulary_axis is not None:
+            assert kernels is XLA, "the config refuses the others, which see no other device's columns"
+            kernels = parallel(vocabulary_axis)
+        return cls(Columns(vocab_size, temperature), tiling, kernels, vocabulary_axis)
+
+    def merged(self, seen: Partial) -> RowStatistics:
+        """Statistics of rows from the softmax sums over a device's columns."""
+        return (seen if self.vocabulary_axis is None else seen.over(self.vocabulary_axis)).statistics()
 
 
 class Tokens(NamedTuple):
@@ -89,8 +118,40 @@ class Gradients(NamedTuple):
     to_embedding_VH: jax.Array
 
 
+def _on_own_columns(function: Callable[..., Any], plan: Plan, tokens: Tokens, others: Any, returned: Any) -> Any:
+    """`function(plan, tokens, others)` on each device of `plan.vocabulary_axis`, with the columns that it has.
+
+    All else is the same on every one of them, and so are the trip counts of their loops. `returned` says which of the results are
+    cut as the embedding is.
+    """
+    cut, whole = PartitionSpec(plan.vocabulary_axis), PartitionSpec()
+    parts = jax.sharding.get_abstract_mesh().shape[plan.vocabulary_axis]
+    count = tokens.weights_VH.shape[0] // parts
+
+    def own(first_1: jax.Array, weights_VH: jax.Array, rest: tuple, others: Any) -> Any:
+        hidden_NH, targets_N, work_N = rest
+        mine = Tokens(hidden_NH, weights_VH, targets_N, work_N, tokens.embedding_dtype)
+        return function(plan._replace(columns=plan.columns.beginning_at(first_1[0])), mine, others)
+
+    program = jax.shard_map(
+        own,
+        in_specs=(cut, cut, whole, whole),
+        out_specs=jax.tree.map(lambda is_cut: cut if is_cut else whole, returned),
+        axis_names={plan.vocabulary_axis},
+        check_vma=False,  # loops begin with zeros, which are nobody's own
+    )
+    firsts = jnp.arange(parts, dtype=jnp.int32) * count
+    return program(firsts, tokens.weights_VH, (tokens.hidden_NH, tokens.targets_N, tokens.work_N), others)
+
+
 def statistics(plan: Plan, tokens: Tokens) -> RowStatistics:
     """Statistics of every row that is not idle; 0 on the idle ones."""
+    if plan.vocabulary_axis is not None:
+        return _on_own_columns(lambda plan, tokens, _: _statistics(plan, tokens), plan, tokens, (), False)
+    return _statistics(plan, tokens)
+
+
+def _statistics(plan: Plan, tokens: Tokens) -> RowStatistics:
     order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
     stop = order.tiles(jnp.sum(tokens.work_N != IDLE))
     return _fill(plan, tokens, order, 0, stop, tokens.no_statistics())
@@ -104,6 +165,22 @@ def gradients(
     `rows` are arrays [N, ...] and scalars; `token_loss` is given some of the rows at a time. `known` are the statistics of all
     rows, if they are known for these very weights: saves the pass that finds them.
     """
+    if plan.vocabulary_axis is None:
+        return _gradients(plan, tokens, token_loss, rows, known)
+
+    def of_own(plan: Plan, tokens: Tokens, others: Any) -> tuple[Gradients, RowStatistics]:
+        of_columns, statistics = _gradients(plan, tokens, token_loss, *others)
+        wide_NH = of_columns.to_hidden_NH.astype(tokens.accumulator)  # a sum rounded after each device would drift
+        to_hidden_NH = jax.lax.psum(wide_NH, plan.vocabulary_axis).astype(tokens.hidden_NH.dtype)
+        return of_columns._replace(to_hidden_NH=to_hidden_NH), statistics
+
+    returned = Gradients._make((False, False, True)), False
+    return _on_own_columns(of_own, plan, tokens, (rows, known), returned)
+
+
+def _gradients(
+    plan: Plan, tokens: Tokens, token_loss: TokenLoss, rows: Any, known: RowStatistics | None
+) -> tuple[Gradients, RowStatistics]:
     order = TokenOrder.by(tokens.work_N, plan.tiling.rows(tokens.work_N.shape[0]))
     learning = order.tiles(jnp.sum(tokens.work_N == LEARNS))
     of_tiles = _gradients_of_rows if plan.tiling.vocab is None else _gradients_of_columns
@@ -138,20 +215,25 @@ def _statistics_of_columns(plan: Plan, tokens: Tokens, index_C: jax.Array) -> Ro
     hidden_CH, targets_C = take((tokens.hidden_NH, tokens.targets_N), index_C)
 
     def merge(number, seen: Partial) -> Partial:
-        columns = columns_of(number)
-        weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, columns.first, width)
+        start, columns = columns_of(number)
+        weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, start, width)
         return seen.merge(plan.kernels.partial(hidden_CH, weights_VH, targets_C, columns, stored))
 
-    return jax.lax.fori_loop(0, count, merge, Partial.empty(index_C.shape[0], tokens.accumulator)).statistics()
+    return plan.merged(jax.lax.fori_loop(0, count, merge, Partial.empty(index_C.shape[0], tokens.accumulator)))
 
 
-def _vocabulary_tiles(plan: Plan, tokens: Tokens) -> tuple[int, int, Callable[[Any], Columns]]:
-    """(columns of a tile, number of tiles, columns of tile i); the last tile reaches back so that all are whole."""
+def _vocabulary_tiles(plan: Plan, tokens: Tokens) -> tuple[int, int, Callable[[Any], tuple[jax.Array, Columns]]]:
+    """(columns of a tile, number of tiles, first row of the weights and columns of tile i).
+
+    The last tile reaches back so that all are whole.
+    """
     total = tokens.weights_VH.shape[0]
     width = min(plan.tiling.vocab or total, total)
 
-    def columns(number) -> Columns:
-        return plan.columns._replace(first=jnp.minimum(number * width, total - width), fresh=number * width)
+    def columns(number) -> tuple[jax.Array, Columns]:
+        start = jnp.minimum(number * width, total - width)
+        tile = plan.columns._replace(first=start, fresh=number * width)
+        return start, tile if plan.vocabulary_axis is None else tile.beginning_at(jnp.asarray(plan.columns.first))
 
     return width, -(-total // width), columns
 
@@ -200,8 +282,8 @@ def _gradients_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, stop, t
 
     def column_tile(number, carry):
         to_hidden_NH, to_embedding_VH = carry
-        columns = columns_of(number)
-        weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, columns.first, width)
+        start, columns = columns_of(number)
+        weights_VH = jax.lax.dynamic_slice_in_dim(tokens.weights_VH, start, width)
 
         def row_tile(row_number, inner):
             to_hidden_NH, to_weights_VH = inner
@@ -215,9 +297,9 @@ def _gradients_of_columns(plan: Plan, tokens: Tokens, order: TokenOrder, stop, t
         nothing = jnp.zeros(weights_VH.shape, tokens.accumulator)
         to_hidden_NH, to_weights_VH = jax.lax.fori_loop(0, stop, row_tile, (to_hidden_NH, nothing))
         # Columns of an earlier tile are 0 here, so adding leaves their finished sums as they are.
-        before_VH = jax.lax.dynamic_slice_in_dim(to_embedding_VH, columns.first, width)
+        before_VH = jax.lax.dynamic_slice_in_dim(to_embedding_VH, start, width)
         after_VH = before_VH + to_weights_VH.astype(tokens.embedding_dtype)
-        return to_hidden_NH, jax.lax.dynamic_update_slice_in_dim(to_embedding_VH, after_VH, columns.first, 0)
+        return to_hidden_NH, jax.lax.dynamic_update_slice_in_dim(to_embedding_VH, after_VH, start, 0)
 
     nothing = (
         jnp.zeros(tokens.hidden_NH.shape, tokens.accumulator),

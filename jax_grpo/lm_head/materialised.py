@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jax_grpo.lm_head.tiles import WHOLE, Tiling
 
@@ -48,6 +49,7 @@ def token_logprobs(
     vocab_size: int,
     temperature: float,
     tiling: Tiling = WHOLE,
+    vocabulary_axis: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """log softmax(h W^T / temperature) at the target, and the entropy of that distribution, both [B, S] in nats.
 
@@ -57,8 +59,12 @@ def token_logprobs(
 
     Hidden states are aligned with the tokens they predict. Of the embedding's V rows, those from `vocab_size` on take no
     probability and no gradient. The temperature is > 0. Of the tiling only `logits_dtype` matters here: there is one tile.
+    `vocabulary_axis` is the mesh's axis that the embedding's rows are cut over, within a program that is cut over it: then so are
+    the logits, and the partitioner combines the sums over them.
     """
     logits_BSV = _logits(tiling.stored(hidden_BSH.dtype), hidden_BSH, embedding_VH)
+    if vocabulary_axis is not None:
+        logits_BSV = jax.lax.with_sharding_constraint(logits_BSV, PartitionSpec(None, None, vocabulary_axis))
     logits_BSV = logits_BSV.astype(jnp.promote_types(logits_BSV.dtype, jnp.float32))
     column_V = jnp.arange(embedding_VH.shape[0])
     # A large negative number rather than -inf: probabilities underflow to 0 and p log p stays finite.

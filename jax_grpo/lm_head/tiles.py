@@ -62,6 +62,10 @@ class Columns(NamedTuple):
         """Token of each column [V], int32."""
         return self.first + jnp.arange(width, dtype=jnp.int32)
 
+    def beginning_at(self, first: jax.Array) -> "Columns":
+        """The same columns of a device that has the tokens from `first` on."""
+        return self._replace(first=first + self.first, fresh=first + self.fresh)
+
     def inside(self, width: int) -> jax.Array:
         """Whether each column [V] counts."""
         return (self.tokens(width) < self.vocab_size) & (self.tokens(width) >= self.fresh)
@@ -163,6 +167,13 @@ class Partial(NamedTuple):
             self.target + other.target,
         )
 
+    def over(self, axis: str) -> "Partial":
+        """Of the columns of every device of a mesh's axis: `merge`, all at once."""
+        top = jax.lax.pmax(self.top, axis)
+        share = jnp.exp(self.top - top)
+        mass, weighted, target = jax.lax.psum((self.mass * share, self.weighted * share, self.target), axis)
+        return Partial(top, mass, weighted, target)
+
     def statistics(self) -> RowStatistics:
         lse = self.top + jnp.log(self.mass)
         return RowStatistics(self.target - lse, lse - self.weighted / self.mass, lse)
@@ -192,9 +203,15 @@ def dlogits(
 
 
 def differentiate(
-    logits_CV: jax.Array, targets_C: jax.Array, rows: Any, token_loss: TokenLoss, columns: Columns, dtype: Any
+    logits_CV: jax.Array,
+    targets_C: jax.Array,
+    rows: Any,
+    token_loss: TokenLoss,
+    columns: Columns,
+    dtype: Any,
+    measure: Callable[..., RowStatistics] = measure,
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
-    """(gradient of the summed loss in the logits [C, V] in `dtype`, loss_C, statistics) of whole rows."""
+    """(gradient of the summed loss in the logits [C, V] in `dtype`, loss_C, statistics) of whole rows, as `measure` finds them."""
     statistics = measure(logits_CV, targets_C, columns)
     loss_C, to_logp_C, to_entropy_C = derivatives(token_loss, rows, statistics.logp, statistics.entropy)
     return dlogits(logits_CV, targets_C, statistics, to_logp_C, to_entropy_C, columns, dtype), loss_C, statistics

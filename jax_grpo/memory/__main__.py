@@ -14,10 +14,18 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--config", required=True, help="of the run; any --section.key value overrides it")
     targets = ", ".join(devices.known())
     options.add_argument("--target", default="rtx4090", help=f"{targets}, cpu, or local (default: rtx4090)")
+    options.add_argument(
+        "--mesh", metavar="data=4,fsdp=2", help="several such devices, as the config's mesh; every figure is of each"
+    )
     options.add_argument("--json", metavar="FILE", help="the report as data")
     options.add_argument("--out", metavar="DIR", help="the report as JSON, Markdown and a picture")
     options.add_argument(
         "--search", action="store_true", help="also the largest micro-batch and batch (a minute or two)"
+    )
+    options.add_argument(
+        "--launches",
+        action="store_true",
+        help="also kernels, bytes moved and FLOPs, with the least times (GPU targets)",
     )
     options.add_argument(
         "--measure", action="store_true", help="run each program here and compare (targets cpu and local)"
@@ -35,9 +43,20 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(
             f"--measure runs programs on this machine; --target {arguments.target} is not it: give cpu or local"
         )
+    if arguments.launches and arguments.target in HERE:
+        raise SystemExit(f"--launches counts kernels of a GPU: give --target one of {targets}, not {arguments.target}")
     try:
-        config = choose_micro_batches(load_config(arguments.config, overrides), print, target=arguments.target)
-        record = report(config, arguments.target, search=arguments.search)
+        config = load_config(arguments.config, [*overrides, *_axes(arguments.mesh)])
+        if (count := config.mesh.devices) > 1 and (arguments.search or arguments.launches or arguments.measure):
+            raise ValueError(
+                f"--search, --launches and --measure are of one device, and the mesh is of {count}; leave them out"
+            )
+        if count > 1 and arguments.target == "cpu":  # before JAX looks for devices
+            os.environ["XLA_FLAGS"] = (
+                f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
+            )
+        config = choose_micro_batches(config, print, target=arguments.target)
+        record = report(config, arguments.target, search=arguments.search, launches=arguments.launches)
     except (CannotCompile, ValueError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     command = "python -m jax_grpo.memory " + " ".join(sys.argv[1:] if argv is None else argv)
@@ -47,7 +66,8 @@ def main(argv: list[str] | None = None) -> None:
         record["measured"], comparison = compare(arguments.config, numbered, arguments.target, record["programs"])
         words += comparison
     print(words, end="")
-    data, name = json.dumps(record, indent=1) + "\n", f"{Path(arguments.config).stem}_{arguments.target}"
+    several = "".join(f"_{axis}{size}" for axis, size in config.mesh.sizes.items() if size > 1)
+    data, name = json.dumps(record, indent=1) + "\n", f"{Path(arguments.config).stem}_{arguments.target}{several}"
     if arguments.json:
         Path(arguments.json).write_text(data)
     if arguments.out:
@@ -56,6 +76,17 @@ def main(argv: list[str] | None = None) -> None:
         (folder / f"{name}.json").write_text(data)
         (folder / f"{name}.md").write_text(f"`{command}`\n\n{words}\n![by part]({name}.png)\n")
         save_picture(record, folder / f"{name}.png", Path(arguments.config).stem)
+
+
+def _axes(given: str | None) -> list[str]:
+    """`data=4,fsdp=2` as options of the config. Raises ValueError: it is none."""
+    words = []
+    for part in given.split(",") if given else ():
+        axis, _, size = part.partition("=")
+        if axis not in ("data", "fsdp", "tensor") or not size.isdigit():
+            raise ValueError(f"--mesh {given}: expected sizes of data, fsdp and tensor, such as data=4,fsdp=2")
+        words += [f"--mesh.{axis}", size]
+    return words
 
 
 if __name__ == "__main__":

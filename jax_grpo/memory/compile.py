@@ -11,12 +11,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jax_grpo.memory import dumps
 from jax_grpo.memory.programs import Program
@@ -70,6 +72,7 @@ class Compiled:
     live: tuple[dumps.Live, ...] = ()  # arrays at that moment, arguments included, largest first
     hlo: str = dataclasses.field(default="", compare=False)  # optimised; its numbers differ each time
     kernels: tuple[Kernel, ...] = ()  # of a GPU, those that were asked for
+    thunks: tuple[str, str] = dataclasses.field(default=("", ""), compare=False)  # see `dumps.thunks`
 
     @property
     def total(self) -> int:
@@ -96,17 +99,22 @@ def device(target: str) -> Device:
 
 
 def jax_device(target: str) -> Any:
-    """JAX's device of the target; nothing can run on one that is not here.
+    """JAX's device of the target: see `jax_devices`."""
+    return jax_devices(target, 1)[0]
+
+
+def jax_devices(target: str, count: int) -> Sequence[Any]:
+    """So many of JAX's devices of the target, of one host; nothing can run on those that are not here, of which all may be.
 
     Raises:
         UnknownTarget: the name is neither a file of `system.devices` nor `cpu` or `local`.
         CannotCompile: its compiler is not installed; says what is missing.
     """
     if target in HERE:
-        return jax.devices("cpu" if target == "cpu" else None)[0]
+        return jax.devices("cpu" if target == "cpu" else None)
     text = devices.read(target, HERE).text
     try:
-        return topologies.get_topology_desc("", platform="cuda", target_config=text, topology="1x1x1").devices[0]
+        return topologies.get_topology_desc("", platform="cuda", target_config=text, topology=f"1x1x{count}").devices
     except Exception as error:
         raise CannotCompile(f"no compiler for {target} here ({error}); {INSTALL}") from error
 
@@ -125,6 +133,7 @@ def compile_program(target: str, program: Program, *, kernels: str | None = None
             memory,
             live=dumps.at_peak(folder),
             hlo=dumps.optimised_hlo(folder),
+            thunks=dumps.thunks(folder),
             kernels=() if kernels is None else _kernels(folder, kernels, target),
         )
 
@@ -135,12 +144,17 @@ def program_bytes(target: str, program: Program) -> int:
 
 
 def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.stages.Compiled:
-    where = jax_device(target)
+    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(program.arguments)]
+    mesh = next((x.mesh for x in shardings if isinstance(x, NamedSharding)), None)
+    where = jax_device(target) if mesh is None else np.asarray(mesh.devices).flat[0]
     if where.platform != "cpu":  # where a program's own options hold, which these would replace
         options = AS_WRITTEN | options
 
     def placed(x: Any) -> jax.ShapeDtypeStruct:
-        """On the device, or in its host's memory if it was there."""
+        """On the device, or in its host's memory if it was there; on a mesh where it says, or whole everywhere."""
+        if mesh is not None:
+            cut = isinstance(getattr(x, "sharding", None), NamedSharding)
+            return x if cut else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
         kind = getattr(getattr(x, "sharding", None), "memory_kind", None)  # none where no device is meant yet
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(where, memory_kind=kind))
 

@@ -6,6 +6,7 @@ place, and the optimised HLO who made them. Works alike for the GPU's compiler a
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +72,28 @@ def optimised_hlo(folder: Path) -> str:
     return _text(folder, "after_optimizations.txt")
 
 
+def thunks(folder: Path) -> tuple[str, str]:
+    """What the GPU's runtime will run, in order and by loop and CUDA graph, and which instruction each step came from.
+
+    Of a CPU's program, which has none, empty.
+    """
+    if not any(folder.glob("*thunk_metadata.txt")):
+        return "", ""
+    passed = "thunk_sequence_after_thunk_passes.txt"  # written only where these passes changed something, as graphs do
+    sequence = passed if any(folder.glob(f"*{passed}")) else "thunk_sequence.txt"
+    return _text(folder, sequence), _text(folder, "thunk_metadata.txt")
+
+
+def instructions(hlo: str) -> Iterator[tuple[str, re.Match[str]]]:
+    """Each instruction of a module's text with the name of its computation; groups: name, shape, opcode, operands and the rest."""
+    computation = ""
+    for line in hlo.splitlines():
+        if opened := _COMPUTATION.match(line):
+            computation = opened.group(1)
+        if instruction := _INSTRUCTION.match(line):
+            yield computation, instruction
+
+
 def _text(folder: Path, ending: str) -> str:
     """Of the main module: the largest such file, since small helper programs may be dumped too."""
     files = sorted(folder.glob(f"*{ending}"), key=lambda path: path.stat().st_size)
@@ -101,13 +124,8 @@ def _origins(hlo: str) -> dict[str, _Origin]:
     origins: dict[str, _Origin] = {}
     last_of: dict[str, _Origin] = {}
     called_by: dict[str, str] = {}
-    computation = ""
-    for line in hlo.splitlines():
-        if opened := _COMPUTATION.match(line):
-            computation = opened.group(1)
-        if not (instruction := _INSTRUCTION.match(line)):
-            continue
-        name = instruction.group(1)
+    for computation, instruction in instructions(hlo):
+        name, line = instruction.group(1), instruction.string
         if operation := _OP.search(line):
             if frame := _FRAME.search(line):
                 source = frames.get(int(frame.group(1)), "")
@@ -140,7 +158,7 @@ def wide_dots(hlo: str) -> tuple[str, ...]:
     """Lines of matmuls whose two operands are float32 or wider (on a GPU: half the speed of bfloat16, or less)."""
     dtypes: dict[str, str] = {}
     wide = []
-    for instruction in filter(None, map(_INSTRUCTION.match, hlo.splitlines())):
+    for _, instruction in instructions(hlo):
         name, shape, opcode, rest = instruction.groups()
         dtypes[name] = shape.split("[")[0]
         operands = _TWO_OPERANDS.match(rest) if opcode == "dot" or "__cublas" in rest else None

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 
 from jax_grpo.config import Config
-from jax_grpo.memory.compile import HERE, POOL, Device, device, program_bytes
+from jax_grpo.memory.compile import HERE, POOL, Device, device, jax_devices, program_bytes
 from jax_grpo.memory.programs import Program, Run, run_of
+from jax_grpo.mesh import layout_of
 from jax_grpo.rollout.texts import BATCH
 from jax_grpo.system.memory import GB, available
 from jax_grpo.system.phases import Phases
@@ -99,7 +100,9 @@ def limit_of(config: Config, target: str) -> tuple[float, str]:
 
 def run_on(target: str, config: Config) -> Run:
     """The config's run as the target sees it."""
-    return run_of(config, device(target).shares_host_memory)
+    if config.mesh.devices == 1:
+        return run_of(config, device(target).shares_host_memory)
+    return run_of(config, layout=layout_of(config.mesh, jax_devices(target, config.mesh.devices)))
 
 
 def bytes_of(config: Config, name: str, target: str) -> int:
@@ -183,8 +186,10 @@ def explain_out_of_memory(phases: Phases, config: Config) -> Iterator[None]:
 
 def _asked(message: str) -> str:
     """What the runtime says about sizes; the wording differs by backend and version."""
-    asked = re.search(r"allocat\w* (?:of )?(\d+)(?: bytes)?|allocat\w* ([\d.]+ ?[KMGT]i?B)", message)
-    return f" (it asked for {f'{int(asked[1]) / GB:.2f} GB' if asked[1] else asked[2]} more)" if asked else ""
+    asked = re.search(r"allocat\w*(?: of| request for)? (\d+(?:\.\d+)?) ?([KMGT]i?B)?", message)
+    if not asked:
+        return ""
+    return f" (it asked for {f'{asked[1]} {asked[2]}' if asked[2] else f'{int(asked[1]) / GB:.2f} GB'} more)"
 
 
 def _advice(program: str, config: Config) -> str:

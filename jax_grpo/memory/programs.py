@@ -5,6 +5,7 @@ Shapes follow each other as in training: what one program returns is what the ne
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,11 +19,13 @@ from jax_grpo.config import Config
 from jax_grpo.config.files import weights_directory
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import during_training
+from jax_grpo.mesh import ONE_DEVICE, Layout, require_fitting, require_one_device
 from jax_grpo.model.gpt2 import GPT2Config
 from jax_grpo.model.named import build_model, random_architecture
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import read_config
-from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, reference_copy, unscored, with_logps
+from jax_grpo.optimiser import reference_copy
+from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, unscored, with_logps
 from jax_grpo.rollout.episodes import Played
 from jax_grpo.rollout.generate import Kept, Rollout
 from jax_grpo.run.files import is_checkpoint, read_manifest
@@ -60,6 +63,7 @@ class Run:
     in_host: dict[str, int]  # bytes in the host's memory, where that is not the device's (`update.offload_optimizer`)
     architecture: GPT2Config
     assumed: str | None  # see `architecture`
+    mesh: dict[str, int]  # devices along each axis
 
     def beside(self, program: Program) -> int:
         """Bytes of resident arrays that are not among the program's arguments."""
@@ -71,8 +75,14 @@ class Run:
 
 
 def size(tree: Any) -> int:
-    """Bytes of a tree of arrays or shapes."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Bytes of a tree of arrays or shapes; of what is cut over a mesh, those on each of its devices."""
+    return sum(math.prod(on_a_device(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def on_a_device(leaf: Any) -> tuple[int, ...]:
+    """Sizes of what one device has of an array or shape; all of it where no device is meant yet."""
+    sharding = getattr(leaf, "sharding", None)
+    return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
 
 
 def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config, str | None]:
@@ -97,24 +107,31 @@ def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config,
     return random_architecture(config.model_copy(update=sizes), tokenizer), assumed
 
 
-def run_of(config: Config, shares_host_memory: bool = False) -> Run:
-    """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket, as a device sees them."""
+def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ONE_DEVICE) -> Run:
+    """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket, as a device sees them.
+
+    On a mesh `layout` is of the devices that they are compiled for, and bytes are of each of them.
+    """
+    if layout is ONE_DEVICE:
+        require_one_device(config.mesh, "this report")
     tokenizer = Tokenizer.load(config.model.tokenizer)
     sizes, assumed = architecture(config.model, tokenizer)
     model = nnx.eval_shape(lambda: build_model(config.model, sizes, seed=0, vocabulary=tokenizer.vocab_size))
     graphdef, params = nnx.split(model, nnx.Param)
+    require_fitting(config.mesh, sizes.num_heads, sizes.hidden_size)
+    params = layout.shapes(params)
     with contextlib.closing(make_task(config.task)) as task:
-        functions = make_programs(config, graphdef, tokenizer, task)
+        functions = make_programs(config, graphdef, tokenizer, task, layout)
         evaluates = config.evaluation.positions > 0
-        modes = during_training.make_programs(graphdef, tokenizer, task, config) if evaluates else {}
-    state: TrainState = jax.eval_shape(lambda params: init_state(params, config), params)
+        modes = during_training.make_programs(graphdef, tokenizer, task, config, layout) if evaluates else {}
+    state: TrainState = layout.shapes(jax.eval_shape(lambda params: init_state(params, config), params))
     in_host = {}
     if config.update.offload_optimizer:
         state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
         if not shares_host_memory:
             in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
     resident = {"parameters": size(params), "moments": size(state.opt_state) - in_host.get("moments", 0)}
-    inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config))
+    inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config), layout)
     rollout = jax.eval_shape(functions.generate, *inputs)
     programs = [Program("rollout", functions.generate, inputs, ("parameters",))]
     if functions.next_turn is not None:
@@ -122,12 +139,12 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
         later = _later_turn_arguments(inputs, rollout, kept, config.windows().observation)
         programs.append(Program(LATER_TURNS, functions.next_turn, later, ("parameters",)))
         rollout = _in_columns(rollout, config.windows().columns)
-    bare: Batch = jax.eval_shape(unscored, *inputs[1:3], rollout)
-    if needs_old_logp(config):
+    bare: Batch = layout.rows(jax.eval_shape(unscored, *inputs[1:3], rollout))
+    if needs_old_logp(config) or state.reference is not None:
         programs.append(Program("score", functions.score, (params, bare), ("parameters",)))
     reference = None
     if config.kl.beta > 0:
-        reference = jax.eval_shape(lambda params: reference_copy(params, config), params)
+        reference = layout.shapes(jax.eval_shape(lambda params: reference_copy(params, config.kl), params))
         programs.append(Program("reference", functions.score, (reference, bare), ("reference",)))
         resident["reference"] = size(reference)
 
@@ -141,16 +158,23 @@ def run_of(config: Config, shares_host_memory: bool = False) -> Run:
     def first_minibatch(*given: Any) -> Batch:
         return piece(split(with_logps(config, functions.score, *given), config.update.minibatches), 0)
 
-    minibatch = jax.eval_shape(first_minibatch, params, reference, bare)
-    programs.append(Program("update", functions.update, (state, minibatch), ("parameters", "moments")))
-    inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config))
+    minibatch = layout.rows(jax.eval_shape(first_minibatch, params, reference, bare))
+    trained = ("parameters", "moments") if state.reference is None else ("parameters", "moments", "reference")
+    programs.append(Program("update", functions.update, (state, minibatch), trained))
+    inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config), layout)
     for name, jitted in modes.items():
         given = inputs
         if name.endswith(during_training.LATER_TURNS):
             first, kept = jax.eval_shape(modes[name.removesuffix(during_training.LATER_TURNS)], *inputs)
             given = _later_turn_arguments(inputs, first, kept, config.windows().observation)
         programs.append(Program(f"{EVALUATION}{name}", jitted, given, ("parameters",)))
-    return Run(tuple(programs), resident, in_host, sizes, assumed)
+    return Run(tuple(programs), resident, in_host, sizes, assumed, config.mesh.sizes)
+
+
+def generated(program: Program) -> tuple[Rollout, Kept | None]:
+    """Shapes of what a program that generates returns; None where no later turn reads its cache."""
+    made = jax.eval_shape(program.function, *program.arguments)
+    return (made, None) if isinstance(made, Rollout) else made
 
 
 def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -158,10 +182,10 @@ def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return leaf.update(sharding=SingleDeviceSharding(jax.devices()[0], memory_kind=HOST)) if leaf.ndim else leaf
 
 
-def _generation_arguments(params: Any, prompts: int, width: int) -> tuple[Any, ...]:
+def _generation_arguments(params: Any, prompts: int, width: int, layout: Layout = ONE_DEVICE) -> tuple[Any, ...]:
     """Parameters, the ids and mask of so many prompts, and the numbers of `rollout.generate.make_generate`'s program."""
     tokens, each, one = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((prompts, width), (prompts,), ()))
-    return params, tokens, tokens, each, each, one, one, each
+    return params, *layout.rows((tokens, tokens, each, each, one, one, each))
 
 
 def _later_turn_arguments(first: tuple[Any, ...], rollout: Rollout, kept: Kept, observation: int) -> tuple[Any, ...]:

@@ -14,19 +14,21 @@ from typing import Any
 import jax
 
 from jax_grpo.config import Config
+from jax_grpo.memory import floors
+from jax_grpo.memory.collectives import collectives
 from jax_grpo.memory.compile import POOL, Compiled, compile_program, device
 from jax_grpo.memory.dumps import Live
 from jax_grpo.memory.fit import largest_completions, run_on
-from jax_grpo.memory.programs import Program, Run
+from jax_grpo.memory.programs import Program, Run, generated, on_a_device
+from jax_grpo.mesh import gathered
 from jax_grpo.rollout.decoding import chunk_lengths
-from jax_grpo.rollout.generate import Rollout
 from jax_grpo.system.memory import GB
 
 TOP = 8  # kinds of buffer listed for a program
 COUNTS = ("arguments", "outputs", "aliased", "temporaries")  # of XLA, see `compile.Compiled`
 PARTS = (
     *("parameters", "moments", "reference"),  # resident from program to program
-    *("gradients", "weights cast", "logits", "activations", "KV cache"),  # temporaries
+    *("gradients", "weights gathered", "weights cast", "logits", "activations", "KV cache"),  # temporaries
     *("batch", "results", "gaps"),
 )
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
@@ -35,18 +37,21 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float64": "f64"}
 Record = Mapping[str, Any]
 
 
-def report(config: Config, target: str, *, search: bool = False) -> dict[str, Any]:
+def report(config: Config, target: str, *, search: bool = False, launches: bool = False) -> dict[str, Any]:
     """Compiles every program of the config's run for the target; with `search`, some ten more for the largest batches.
+
+    With `launches`, each program's record also has what `floors.record` says of it.
 
     Sizes are bytes. A program's `total` is that of the device while it runs, and its `parts` sum to it; the run's is the largest
     of them. `spare` is negative when the run does not fit. The `largest` are completions and bytes; None when not looked for.
     Raises as `compile.jax_device` does.
     """
     where, run = device(target), run_on(target, config)
-    programs = [_of_program(target, run, program) for program in run.programs]
+    programs = [_of_program(target, run, program, config if launches else None) for program in run.programs]
     total = max(program["total"] for program in programs)
     return {
         "device": where._asdict(),
+        "mesh": run.mesh,
         "jax": jax.__version__,
         "assumed": run.assumed,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.programs[0].arguments[0])),
@@ -61,9 +66,10 @@ def report(config: Config, target: str, *, search: bool = False) -> dict[str, An
     }
 
 
-def _of_program(target: str, run: Run, program: Program) -> dict[str, Any]:
+def _of_program(target: str, run: Run, program: Program, counted: Config | None) -> dict[str, Any]:
     compiled = compile_program(target, program)
     parts = bytes_by_part(run, program, compiled)
+    moved = collectives(compiled.hlo, run.mesh) if math.prod(run.mesh.values()) > 1 else []
     return {
         "name": program.name,
         **{name: getattr(compiled, name) for name in COUNTS},
@@ -71,6 +77,8 @@ def _of_program(target: str, run: Run, program: Program) -> dict[str, Any]:
         "total": sum(parts.values()),
         "parts": parts,
         "buffers": _alike([live for live in compiled.live if live.place == "temporary"], run, program),
+        **({"moved": [each._asdict() for each in moved]} if moved else {}),
+        **({"launches": floors.record(target, counted, run, program, compiled)} if counted else {}),
     }
 
 
@@ -115,13 +123,17 @@ def part_of(live: Live, run: Run, program: Program) -> str:
     if shape is None:
         return "activations"
     dims = sorted(int(n) for n in shape.group(2).split(",") if n)
-    weights = [leaf for leaf in jax.tree.leaves(program.arguments[0]) if leaf.ndim >= 2 and sorted(leaf.shape) == dims]
+    matrices = [leaf for leaf in jax.tree.leaves(program.arguments[0]) if leaf.ndim >= 2]
+    weights = [leaf for leaf in matrices if dims in (sorted(on_a_device(leaf)), sorted(gathered(leaf)))]
     if weights:
         # A weight's gradient leaves its matmul in the compute dtype, so that only its maker tells it from a cast weight.
         stored = shape.group(1) == _DTYPES.get(str(weights[0].dtype))
         gradient = stored or "transpose(jvp" in live.operation
-        return "gradients" if program.name == "update" and gradient else "weights cast"
-    if {run.architecture.vocab_size, run.architecture.padded_vocab_size} & set(dims):
+        if program.name == "update" and gradient:
+            return "gradients"
+        return "weights cast" if any(dims == sorted(on_a_device(leaf)) for leaf in weights) else "weights gathered"
+    rows = {on_a_device(leaf)[0] for leaf in matrices if leaf.shape[0] == run.architecture.padded_vocab_size}
+    if {run.architecture.vocab_size, run.architecture.padded_vocab_size, *rows} & set(dims):
         return "logits"
     if program.generates and math.prod(dims) in _cache_sizes(run, program):
         return "KV cache"
@@ -130,13 +142,13 @@ def part_of(live: Live, run: Run, program: Program) -> str:
 
 def _cache_sizes(run: Run, program: Program) -> set[int]:
     """Elements of one layer's keys: of the prompts, of each chunk of the completions, and of the half that goes on alone."""
-    made = jax.eval_shape(program.function, *program.arguments)
-    rollout, kept = (made, None) if isinstance(made, Rollout) else made
+    rollout, kept = generated(program)
     prompts, group, cap = rollout.completion_ids_PGC.shape
+    prompts, *_ = on_a_device(program.arguments[1])
     width, half = kept.prompts[0].k.shape[2] if kept else program.arguments[1].shape[1], prompts // 2
-    chunks = {group * length for length in (*chunk_lengths(cap), *([kept.past.mask_PGS.shape[-1]] if kept else []))}
-    tokens = {prompts * n for n in {width, *chunks}} | {half * n for n in {width, group * (cap - 1), *chunks}}
-    return {run.architecture.hidden_size * n for n in tokens}
+    lengths = {cap - 1, *chunk_lengths(cap), *([kept.past.mask_PGS.shape[-1]] if kept else [])}
+    tokens = {some * n for some in (prompts, half) for n in (width, *(group * length for length in lengths))}
+    return {run.architecture.hidden_size // run.mesh["tensor"] * n for n in tokens}
 
 
 def text(record: Record) -> str:
@@ -144,6 +156,10 @@ def text(record: Record) -> str:
     device, programs = record["device"], record["programs"]
     lines = [f"Note: {record['assumed']}.", ""] if record["assumed"] else []
     verdict, remainder = ("fits", "to spare") if record["fits"] else ("DOES NOT FIT", "missing")
+    count = math.prod(record["mesh"].values())
+    if count > 1:
+        axes = " x ".join(f"{axis} {size}" for axis, size in record["mesh"].items() if size > 1)
+        lines += [f"On {count} devices, {axes}: every figure is of each of them.", ""]
     lines += [
         f"**{verdict} on {device['kind']} ({device['memory'] / GB:.2f} GB) with {abs(record['spare']) / GB:.2f} GB {remainder}**: "
         f"the run needs {record['total'] / GB:.2f} GB at its fullest. {record['parameters']:,} parameters, JAX {record['jax']}.",
@@ -166,11 +182,26 @@ def text(record: Record) -> str:
         for alike in program["buffers"]:
             size, arrays = f"{alike['size'] / 1e6:.1f}", f"{alike['count']} x `{alike['shape']}`"
             lines.append(_row(size, arrays, alike["part"], alike["operation"] or "-", alike["source"] or "-"))
+    lines += _moved(programs)
     for key, label in (("largest_micro_batch", "micro-batch"), ("largest_batch", "batch")):
         if record[key]:
             completions, size = record[key]
             lines += ["", f"Largest {label} that fits: {completions} completions ({size / GB:.2f} GB)."]
+    lines += [line for program in programs if "launches" in program for line in ("", *floors.lines(program))]
     return "\n".join(lines) + "\n"
+
+
+def _moved(programs: Sequence[Record]) -> list[str]:
+    """A table of what a device sends to others in each program; nothing of programs that send nothing."""
+    rows = [(program["name"], each) for program in programs for each in program.get("moved", ())]
+    if not rows:
+        return []
+    lines = ["", "Sent by each device to others, in one run of a program:", ""]
+    lines += ["| program | over | what | arrays | MB |", "|---|---|---|---|---|"]
+    for name, each in rows:
+        kind = f"{each['opcode']}{', one trip of a loop' if each['in_open_loop'] else ''}"
+        lines.append(_row(name, each["axis"], kind, str(each["times"]), f"{each['bytes'] / 1e6:,.2f}"))
+    return lines
 
 
 def _row(*cells: str) -> str:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_grpo.mesh import over_tensor
+from jax_grpo.model import decode_kernel
 from jax_grpo.model.layers import GPT2Config, inwards, residual, wide_dtype
 
 
@@ -74,7 +76,7 @@ class Attention(nnx.Module):
     def qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., H] to three arrays [..., N, D]."""
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)
-        q, k, v = (x.reshape(heads) for x in jnp.split(self.c_attn(x), 3, axis=-1))
+        q, k, v = (over_tensor(x.reshape(heads), axis=-2) for x in jnp.split(self.c_attn(x), 3, axis=-1))
         return q, k, v
 
     def project(self, heads: jax.Array) -> jax.Array:
@@ -130,13 +132,21 @@ class Attention(nnx.Module):
         step: jax.Array,
         past: KV | None = None,
         past_mask_PGS: jax.Array | None = None,
+        kernel: bool = False,
     ) -> tuple[jax.Array, KV]:
         """One token per completion: attends to the shared prompt cache, to earlier turns, and to the completion's tokens 0..step.
 
-        The completion's cache comes in chunks; the token is written into the last, which is returned.
+        The completion's cache comes in chunks; the token is written into the last, which is returned. With `kernel`, one Pallas
+        kernel does all of it, where there is one chunk and no earlier turn.
         """
-        q_PGND, k_PGND, v_PGND = self.qkv(x_PGH)
         *full, last = own
+        if kernel and not full and past is None:
+            bias_X = self.c_attn.bias[...]  # pyright: ignore[reportOptionalSubscript]
+            out_PGH, *grown = decode_kernel.decode(
+                self.c_attn.product(x_PGH), bias_X, prompt.k, prompt.v, prompt_mask_PT, last.k, last.v, step
+            )
+            return self.c_proj(out_PGH), KV(*grown)
+        q_PGND, k_PGND, v_PGND = self.qkv(x_PGH)
         place = step - sum(chunk.k.shape[3] for chunk in full)
         last = KV(
             jax.lax.dynamic_update_slice_in_dim(last.k, k_PGND[:, :, :, None], place, axis=3),

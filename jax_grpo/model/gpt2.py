@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_grpo.mesh import looked_up, over_tensor
 from jax_grpo.model.attention import KV, Attention, Past, causal_mask, join_rows, split_rows
 from jax_grpo.model.layers import MLP, GPT2Config, layer_norm
 
@@ -44,8 +45,8 @@ class Block(nnx.Module):
         x_RH = x_RH + self.attn.grouped(self.ln_1(x_RH), *masks)
         return x_RH + self.mlp(self.ln_2(x_RH))
 
-    def decode(self, x_PGH: jax.Array, *past: Any) -> tuple[jax.Array, KV]:
-        attended_PGH, last = self.attn.decode(self.ln_1(x_PGH), *past)
+    def decode(self, x_PGH: jax.Array, *past: Any, kernel: bool) -> tuple[jax.Array, KV]:
+        attended_PGH, last = self.attn.decode(self.ln_1(x_PGH), *past, kernel=kernel)
         x_PGH = x_PGH + attended_PGH
         return x_PGH + self.mlp(self.ln_2(x_PGH)), last
 
@@ -92,6 +93,7 @@ class GPT2(nnx.Module):
         compute_dtype: dtype of activations and matmuls; norms' statistics and softmax use at least float32.
         remat: recompute each block in the backward pass instead of keeping its activations; `dots` keeps the results of
             its matmuls with weights.
+        decode_kernel: attention of a decode step in one Pallas kernel for NVIDIA cards.
         vocabulary: tokens there are, the first columns of the softmax; None: all of `config.vocab_size`. Weights may have more
             rows than their tokenizer has tokens (padded to a round number): none of those is ever sampled, so that the policy,
             and all that is measured of it, is the softmax without them.
@@ -106,8 +108,10 @@ class GPT2(nnx.Module):
         compute_dtype=jnp.float32,
         remat: Remat = False,
         vocabulary: int | None = None,
+        decode_kernel: bool = False,
     ):
         self.config = config
+        self.decode_kernel = decode_kernel
         self.vocabulary = config.vocab_size if vocabulary is None else vocabulary
         self.remat: Remat = remat
         self.compute_dtype = jnp.dtype(compute_dtype)
@@ -129,7 +133,9 @@ class GPT2(nnx.Module):
         Looked up and added in the parameters' dtype: their gradients are sums over every token of a batch, which
         bfloat16 would round after each.
         """
-        return (self.wte(ids) + self.wpe(positions)).astype(self.compute_dtype)
+        tokens = looked_up(self.wte.embedding[...], ids)
+        tokens = self.wte(ids) if tokens is None else tokens
+        return (tokens + self.wpe(positions)).astype(self.compute_dtype)
 
     def __call__(self, input_ids_BT: jax.Array, attention_mask_BT: jax.Array) -> jax.Array:
         """Final hidden states [B, T, H] in the compute dtype; row t predicts token t + 1."""
@@ -199,7 +205,7 @@ class GPT2(nnx.Module):
         earlier = [()] * len(self.h) if past is None else [(kv, past.mask_PGS) for kv in past.caches]
         grown = []
         for block, prompt, before, *own in zip(self.h, prompts, earlier, *chunks, strict=True):
-            x_PGH, last = block.decode(x_PGH, prompt, prompt_mask_PT, own, step, *before)
+            x_PGH, last = block.decode(x_PGH, prompt, prompt_mask_PT, own, step, *before, kernel=self.decode_kernel)
             grown.append(last)
         return self.ln_f(x_PGH), grown
 
@@ -224,5 +230,6 @@ class GPT2(nnx.Module):
 
     def empty_chunk(self, prompts: int, group: int, length: int) -> list[KV]:
         """Zeroed cache of so many tokens a completion, one KV of [P, G, N, S, D] per layer, in the compute dtype."""
-        zeros = jnp.zeros((prompts, group, self.config.num_heads, length, self.config.head_dim), self.compute_dtype)
+        shape = (prompts, group, self.config.num_heads, length, self.config.head_dim)
+        zeros = over_tensor(jnp.zeros(shape, self.compute_dtype), axis=2)
         return [KV(zeros, zeros) for _ in range(self.config.num_layers)]

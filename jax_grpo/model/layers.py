@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-VOCAB_MULTIPLE = 128  # aligned rows of the [V, H] embedding; avoids a pad of the odd 50257 in every step
+from jax_grpo.config.sections import VOCAB_MULTIPLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +60,24 @@ class Linear(nnx.Linear):
     after each (6 % off for 5,000 tokens).
     """
 
+    def product(self, inputs: jax.Array) -> jax.Array:
+        """x W in the compute dtype."""
+        return inputs.astype(self.dtype) @ self.kernel[...].astype(self.dtype)
+
     def __call__(self, inputs: jax.Array) -> jax.Array:
         assert self.bias is not None
-        product = inputs.astype(self.dtype) @ self.kernel[...].astype(self.dtype)
+        product = self.product(inputs)
         wide = wide_dtype(product)
         return (product.astype(wide) + self.bias[...].astype(wide)).astype(self.dtype)
+
+
+def cast_matrices(params: nnx.State, dtype: jax.typing.DTypeLike) -> nnx.State:
+    """Weights of linear maps, which each of their products would cast, cast once; embeddings, biases and norms as stored."""
+
+    def cast(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
+        return leaf.replace(leaf[...].astype(dtype)) if path[-1] == "kernel" else leaf
+
+    return nnx.from_flat_state([(path, cast(path, leaf)) for path, leaf in nnx.to_flat_state(params)])
 
 
 def inwards(config: GPT2Config, wider: int, **how: Any) -> Linear:

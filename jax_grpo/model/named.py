@@ -68,6 +68,7 @@ def build_model(config: ModelConfig, architecture: GPT2Config, *, seed: int, voc
         compute_dtype=jnp.dtype(config.compute_dtype),
         remat=config.recomputed,
         vocabulary=vocabulary,
+        decode_kernel=config.decode_attention == "pallas",
     )
 
 

@@ -18,9 +18,11 @@ from jax_grpo.positions.position import Position, ending
 from jax_grpo.positions.random_play import random_move
 from jax_grpo.positions.rookworld import legal_uci
 from jax_grpo.rollout.texts import Generator, Tick
+from jax_grpo.tasks.reference_players import balance
 
 RESULTS = {1.0: "1-0", 0.5: "1/2-1/2", 0.0: "0-1"}  # by White's score
-ILLEGAL, LENGTH = "illegal move", "length"  # how a game ends besides `positions.position.ENDINGS`
+ILLEGAL, LENGTH, ADJUDICATED = "illegal move", "length", "adjudication"  # ends besides `positions.position.ENDINGS`
+HELD = 10  # half-moves for which a lead must hold to be adjudicated a win
 
 
 class Side(Protocol):
@@ -101,8 +103,9 @@ class Game:
     board: chess.Board  # with all moves, the opening's included
     first_is_white: bool
     score: float = 0.5  # of the first side: 1, 0.5 or 0
-    ended: str | None = None  # `ILLEGAL`, `LENGTH`, or a key of `ENDINGS`
+    ended: str | None = None  # `ILLEGAL`, `LENGTH`, `ADJUDICATED`, or a key of `ENDINGS`
     refused: str = ""  # what was no legal move
+    held: int = 0  # half-moves for which the first side has had a lead to adjudicate; negative: the second side
 
     @property
     def first_to_move(self) -> bool:
@@ -117,11 +120,14 @@ def play_match(
     seed: int,
     opening_plies: int,
     max_half_moves: int,
+    adjudicate: float | None = None,
     tick: Tick = lambda done: None,
 ) -> list[Game]:
     """An even number of games to their ends, side by side; game 2k and 2k + 1 begin alike, colours exchanged.
 
-    Draws are claimed at once; a game of `max_half_moves` is a draw. Each tick is of the games that have ended.
+    Draws are claimed at once; a game of `max_half_moves` is a draw. With `adjudicate`, so many pawns of material (queen 9, rook
+    5, bishop and knight 3) ahead for `HELD` half-moves in a row win, as operators of engine matches have it: who cannot mate
+    would draw all games that it has won. Each tick is of the games that have ended.
     """
     played = [
         Game(random_opening(seed, number // 2, opening_plies), first_is_white=number % 2 == 0)
@@ -134,12 +140,12 @@ def play_match(
                 continue
             answers = side.moves([played[number].board for number in asked], asked)
             for number, move in zip(asked, answers, strict=True):
-                _push(played[number], move, max_half_moves)
+                _push(played[number], move, max_half_moves, adjudicate)
         tick(sum(game.ended is not None for game in played))
     return played
 
 
-def _push(game: Game, move: str, max_half_moves: int) -> None:
+def _push(game: Game, move: str, max_half_moves: int, adjudicate: float | None) -> None:
     """Plays a move, and ends the game where it ends."""
     board, by_first = game.board, game.first_to_move
     if move not in legal_uci(board):
@@ -150,6 +156,17 @@ def _push(game: Game, move: str, max_half_moves: int) -> None:
     if kind == "checkmate":
         game.score = float(by_first)
     game.ended = kind or (LENGTH if len(board.move_stack) >= max_half_moves else None)
+    if kind is None and adjudicate is not None:
+        _adjudicate(game, adjudicate)
+
+
+def _adjudicate(game: Game, pawns: float) -> None:
+    """Counts how long a lead has held, and ends the game when it has for long enough."""
+    ahead = balance(game.board) * (1 if game.first_to_move else -1)
+    side = (ahead >= pawns) - (ahead <= -pawns)
+    game.held = 0 if side == 0 else side * (abs(game.held) + 1 if game.held * side > 0 else 1)
+    if abs(game.held) >= HELD:
+        game.ended, game.score = ADJUDICATED, float(side > 0)
 
 
 def with_headers(

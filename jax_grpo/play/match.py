@@ -29,7 +29,7 @@ from jax_grpo.config.loading import ConfigError
 from jax_grpo.evaluate.statistics import elo_estimate
 from jax_grpo.model.named import find_style
 from jax_grpo.play import tournament
-from jax_grpo.play.arena import counts, ends, random_opening, with_headers
+from jax_grpo.play.arena import HELD, counts, ends, random_opening, with_headers
 from jax_grpo.play.uci import FALLBACK, add_model_options
 from jax_grpo.positions.position import ending
 from jax_grpo.positions.random_play import random_move
@@ -224,6 +224,12 @@ def main(argv: list[str] | None = None) -> None:
         help="weights, an anchor's name, `ladder`, or several with commas: many games at once",
     )
     option("--strict", action="store_true", help="with --against: an illegal move loses, none is replaced")
+    option(
+        "--adjudicate",
+        type=float,
+        metavar="PAWNS",
+        help=f"with --against: so much material ahead for {HELD} half-moves wins, 9 for a queen; default: never",
+    )
     option("--games", type=int, default=20, help="of each match; with --against an even number (20)")
     option("--opponent", choices=("stockfish", "random"), default="stockfish")
     option("--level", type=int, default=0, help="Stockfish's Skill Level, 0 to 20 (0)")
@@ -241,11 +247,13 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.games < 1:
         parser.error(f"--games {args.games}: expected 1 or more")
-    of_the_other = ("strict",) if args.against is None else ALONE
+    of_the_other = ("strict", "adjudicate") if args.against is None else ALONE
     for name in of_the_other:
         if getattr(args, name) != parser.get_default(name):
             how = "needs" if args.against is None else "does nothing with"
             parser.error(f"--{name.replace('_', '-')} {how} --against")
+    if args.adjudicate is not None and not args.adjudicate > 0:
+        parser.error(f"--adjudicate {args.adjudicate:g}: expected pawns, more than 0")
     if args.against is not None and args.games % 2:
         parser.error(f"--games {args.games}: expected an even number, each opening is played twice")
     for path in filter(None, (args.pgn, args.json, args.picture)):

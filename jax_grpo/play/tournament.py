@@ -34,6 +34,7 @@ ANCHOR = "random"  # has the rating 0
 SHARES = {"skill0-75": 0.75, "skill0-50": 0.5, "skill0-25": 0.25, "skill0": 0.0}  # of random moves among Stockfish's
 ANCHORS = (ANCHOR, "capture", "two-ply", *SHARES)
 MOST_HALF_MOVES = 300  # a game of so many is a draw
+RECORDED = ("games", "temperature", "strict", "adjudicate", "opening_plies", "seed")  # options
 
 Choose = Callable[[chess.Board, random.Random], str]
 
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
     pairs = list(itertools.combinations(names, 2))
     record: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "jax_grpo.match", *command]),
-        "settings": {name: getattr(args, name) for name in ("games", "temperature", "strict", "opening_plies", "seed")},
+        "settings": {name: getattr(args, name) for name in RECORDED},
         "versions": {"jax_grpo": jax_grpo.__version__, **{name: metadata.version(name) for name in ("jax", "chess")}},
         "matches": [],
     }
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
                 seed=args.seed,
                 opening_plies=args.opening_plies,
                 max_half_moves=MOST_HALF_MOVES,
+                adjudicate=args.adjudicate,
                 tick=steps(f"{first} against {second}", args.games),
             )
             scores[first, second] = [game.score for game in games]

@@ -119,9 +119,10 @@ class PromptDataset:
 
     def batch(self, step: int, size: int) -> list[tuple[int, Position]]:
         """(number, position) of prompts `step * size` to `(step + 1) * size` of the endless order."""
-        return [self._at(i) for i in range(step * size, (step + 1) * size)]
+        return [self.at(i) for i in range(step * size, (step + 1) * size)]
 
-    def _at(self, index: int) -> tuple[int, Position]:
+    def at(self, index: int) -> tuple[int, Position]:
+        """(number, position) of one place of that order."""
         epoch, within = divmod(index, len(self.positions))
         if epoch != self._epoch:
             self._epoch = epoch

@@ -26,6 +26,8 @@ COLUMNS = (
     ("tok/s", "tokens_per_second", 7, ".0f"),
     ("s/it", "time/iteration", 6, ".2f"),
 )
+# Beside "no sig.", of the batch that is trained on, where groups without signal are replaced: groups drawn for it.
+DRAWN = ("drawn", "refill/drawn", 6, ".0f")
 HEADER_EVERY = 20
 
 
@@ -37,6 +39,7 @@ class Console:
         self._rich = RichConsole(highlight=False, width=width)
         self._progress = progress_bar(self._rich, shown=config.logging.progress)
         self._bar = self._progress.add_task("training", total=config.iterations, completed=first_iteration)
+        self._columns = (*COLUMNS[:-2], *([DRAWN] if config.rollout.refill else []), *COLUMNS[-2:])
         self._rows, self._started, self._compared = 0, time.time(), False
 
     def __enter__(self) -> "Console":
@@ -56,10 +59,12 @@ class Console:
         """One table row; the heading comes again every `HEADER_EVERY` rows."""
         cells = [
             (format(metrics[metric], form) if metric in metrics else "-").rjust(width)
-            for _, metric, width, form in COLUMNS
+            for _, metric, width, form in self._columns
         ]
         if self._rows % HEADER_EVERY == 0:
-            self._rich.print(Text(" ".join(heading.rjust(width) for heading, _, width, _ in COLUMNS), style="bold"))
+            self._rich.print(
+                Text(" ".join(heading.rjust(width) for heading, _, width, _ in self._columns), style="bold")
+            )
         self._rows += 1
         self._rich.print(Text(" ".join(cells)))
         self._progress.advance(self._bar)

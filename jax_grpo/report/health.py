@@ -165,6 +165,32 @@ def identical_completions(run: Run) -> Sickness | None:
         )
 
 
+def starving_curriculum(run: Run) -> Sickness | None:
+    """For long, every prompt that was observed is solved or was never passed: there is none to draw again near the target."""
+    names = ("curriculum/known", "curriculum/retired", "curriculum/never_passed")
+    known, retired, never = (run.last(name, LONG_WINDOW) for name in names)
+    between = [a - b - c for a, b, c in zip(known, retired, never, strict=True)]
+    if (settings := run.config.prompts.curriculum) is not None and _all(between, lambda count: count <= 0):
+        return Sickness(
+            f"the curriculum has nothing to draw again: of {known[-1]:.0f} prompts {retired[-1]:.0f} are solved and "
+            f"{never[-1]:.0f} were never passed; set prompts.curriculum.passed (now {settings.passed:g}) to a reward that some "
+            "completions of a prompt have and others lack, take other prompts (prompts.source), or set prompts.curriculum: null",
+        )
+
+
+def refill_in_vain(run: Run) -> Sickness | None:
+    """Further prompts were drawn, and nearly all groups of the batch are without signal all the same; success too costs that."""
+    if _all(run.last("refill/rounds"), lambda rounds: rounds > 0) and _nearly_all(
+        shares := run.shares_without_signal()
+    ):
+        return Sickness(
+            f"refill drew {run.now('refill/drawn'):.0f} groups for {run.config.prompts.per_iteration} and {shares[-1]:.0%} of the "
+            f"batch have no signal (mean reward {run.now('refill/reward'):.3g}): {run.now('refill/discarded_tokens'):.0f} tokens "
+            "an iteration are thrown away; take prompts of which some completions succeed (prompts.source), raise "
+            "rollout.group_size or rollout.temperature, or set rollout.refill: null",
+        )
+
+
 def no_signal(run: Run) -> Sickness | None:
     """In nearly all groups every completion earns the same."""
     shares = run.shares_without_signal()
@@ -246,13 +272,29 @@ _SYMPTOMS: dict[Callable[[Run], Sickness | None], tuple[Callable[[Run], Sickness
     wrong_ratio: (mostly_clipped, sampling_mismatch),
     sampling_mismatch: (),
     no_learning_rate: (),
-    cut_at_the_cap: (empty_steps, identical_completions, no_signal, constant_component),
+    cut_at_the_cap: (
+        empty_steps,
+        identical_completions,
+        starving_curriculum,
+        refill_in_vain,
+        no_signal,
+        constant_component,
+    ),
     empty_steps: (),
     mostly_clipped: (entropy_collapse, falling_reward),
     runaway_kl: (entropy_collapse, falling_reward),
-    entropy_collapse: (falling_reward, identical_completions, no_signal, constant_component),
+    entropy_collapse: (
+        falling_reward,
+        identical_completions,
+        starving_curriculum,
+        refill_in_vain,
+        no_signal,
+        constant_component,
+    ),
     falling_reward: (constant_component,),
-    identical_completions: (no_signal, constant_component),
+    identical_completions: (starving_curriculum, refill_in_vain, no_signal, constant_component),
+    starving_curriculum: (refill_in_vain, no_signal, constant_component),
+    refill_in_vain: (no_signal, constant_component),
     no_signal: (constant_component,),
     constant_component: (),
 }

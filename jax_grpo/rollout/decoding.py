@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grpo.mesh import anywhere, everywhere, over_tensor
 from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.rollout.sampling import Sampling, sample
@@ -88,7 +89,7 @@ class Decoder:
         few = count // 2 if self.settings.compacts and cap > LEAST_CHUNK else 0
         t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
         full: list[list[KV]] = []
-        lengths = chunk_lengths(cap)
+        lengths = chunk_lengths(cap, whole=self.model.decode_kernel)
         for length, until in zip(lengths, itertools.accumulate(lengths), strict=True):
             carry = t, progress, self.model.empty_chunk(count, group, length)
             t, progress, chunk = self._loop(carry, prompts, full, until, few)
@@ -97,7 +98,7 @@ class Decoder:
         if not few:
             return progress, kept
         return jax.lax.cond(
-            jnp.all(progress.done_PG(t, prompts)),
+            everywhere(jnp.all(progress.done_PG(t, prompts))),
             lambda: (progress, kept),
             lambda: self._finish(t, prompts, progress, full, few, kept),
         )
@@ -138,7 +139,7 @@ class Decoder:
 
         def goes_on(carry: Carry) -> jax.Array:
             t, progress, _ = carry
-            return (t <= until) & (jnp.sum(progress.live_P(t, prompts)) > few)
+            return (t <= until) & anywhere(jnp.sum(progress.live_P(t, prompts)) > few)
 
         def step(carry: Carry) -> Carry:
             t, progress, chunk = carry
@@ -159,6 +160,7 @@ class Decoder:
         logits_RV = jnp.einsum(
             "rh,vh->rv", hidden_PGH.reshape(rows, -1), self.embedding_VH, preferred_element_type=dtype
         )
+        logits_RV = over_tensor(over_tensor(logits_RV, axis=1), axis=0)  # found by columns, drawn from by rows
         uniform_R = jax.lax.dynamic_index_in_dim(prompts.uniform_PGC, t, axis=2, keepdims=False).reshape(rows)
         seen_RV = None if progress.seen_PGV is None else progress.seen_PGV.reshape(rows, -1)
         token_R, logp_R = sample(logits_RV, uniform_R, self.settings.sampling, seen_RV, self.settings.vocab_size)
@@ -177,8 +179,13 @@ class Decoder:
         )
 
 
-def chunk_lengths(cap: int) -> list[int]:
-    """Tokens of each chunk of the completions' cache; the last token of a completion is never read."""
+def chunk_lengths(cap: int, *, whole: bool = False) -> list[int]:
+    """Tokens of each chunk of the completions' cache; the last token of a completion is never read.
+
+    The `whole` is one chunk for a kernel that reads no further than there are tokens.
+    """
     size = max(LEAST_CHUNK, -(-cap // (MOST_CHUNKS * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE)
     read = cap - 1
+    if whole:
+        return [read] if read else []
     return [min(size, read - start) for start in range(0, read, size)]

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_grpo.mesh import ONE_DEVICE, Layout, Part
 from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.model.layers import cast_matrices
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.decoding import Decoder, DecodingSettings, Progress, Prompts
 from jax_grpo.tasks.stop import StopRule
@@ -112,7 +114,13 @@ def uniforms(
 
 
 def make_generate(
-    graphdef, settings: DecodingSettings, *, group_size: int, max_new_tokens: int, past_columns: int = 0
+    graphdef,
+    settings: DecodingSettings,
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    past_columns: int = 0,
+    layout: Layout = ONE_DEVICE,
 ) -> Callable[..., Any]:
     """Compiled generation for fixed settings; one program per padded prompt length.
 
@@ -124,11 +132,10 @@ def make_generate(
         With `past_columns`, what later turns of an episode will read besides, (Rollout, Kept): see `rollout.turns`.
     """
 
-    @jax.jit
     def generate(
         params, ids_PT, mask_PT, start_state_P, prompt_P, seed, step, cap_P=None
     ) -> Rollout | tuple[Rollout, Kept]:
-        model = decoding_model(graphdef, params)
+        model = decoding_model(graphdef, params, layout)
         shape = (*ids_PT.shape[:1], group_size, max_new_tokens)
         hidden_PTH, caches = model.prefill(ids_PT, mask_PT)
         dtype = jnp.promote_types(hidden_PTH.dtype, jnp.float32)
@@ -162,22 +169,14 @@ def make_generate(
         )
         return rollout, Kept(caches, nothing, newest, done.seen_PGV)
 
-    return generate
+    given = (Part.PARAMETERS, *[Part.PROMPTS] * 4, Part.WHOLE, Part.WHOLE, Part.PROMPTS)
+    return jax.jit(layout.by_prompts(generate, given, Part.PROMPTS))
 
 
-def decoding_model(graphdef, params) -> GPT2:
-    """The model of the parameters, its matrices in the compute dtype."""
+def decoding_model(graphdef, params, layout: Layout = ONE_DEVICE) -> GPT2:
+    """The model of the parameters, its matrices in the compute dtype; on a mesh a device has it whole for all of a rollout."""
     compute_dtype = nnx.merge(graphdef, params).compute_dtype
-    return nnx.merge(graphdef, _cast_matrices(params, compute_dtype))
-
-
-def _cast_matrices(params: nnx.State, dtype: jnp.dtype) -> nnx.State:
-    """Weights that a matmul would cast at every decode step, cast once; embeddings, biases and norms are used as stored."""
-
-    def cast(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
-        return leaf.replace(leaf[...].astype(dtype)) if path[-1] == "kernel" else leaf
-
-    return nnx.from_flat_state([(path, cast(path, leaf)) for path, leaf in nnx.to_flat_state(params)])
+    return nnx.merge(graphdef, layout.whole(cast_matrices(params, compute_dtype)))
 
 
 def decode_completions(rollout: Rollout, tokenizer: Tokenizer, rule: StopRule, states_B: Sequence[int]) -> list[str]:

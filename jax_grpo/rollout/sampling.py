@@ -62,25 +62,28 @@ def keep_likely(logits_RV: jax.Array, sampling: Sampling) -> jax.Array:
     return logits_RV
 
 
-def draw(logits_RV: jax.Array, uniform_R: jax.Array) -> jax.Array:
-    """One token a row by inversion of the cumulative distribution, int32 [R]; never one whose logit is -inf.
+def draw(logits_RV: jax.Array, uniform_R: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One token a row by inversion of the cumulative distribution, int32 [R], and log sum exp of the row, [R].
 
-    One uniform number in [0, 1) a row instead of V Gumbel draws; two levels (blocks, then columns), because a flat cumulative
-    sum over 50,304 float32 terms costs more and rounds worse. V is a multiple of `BLOCK`.
+    Never a token whose logit is -inf. One uniform number in [0, 1) a row instead of V Gumbel draws; two levels (blocks, then
+    columns), because a flat cumulative sum over 50,304 float32 terms costs more and rounds worse. V is a multiple of `BLOCK`.
 
-    >>> logits = jnp.full((3, BLOCK), -jnp.inf).at[:, :2].set(jnp.log(jnp.array([0.25, 0.75])))
-    >>> draw(logits, jnp.array([0.0, 0.26, 0.99])).tolist()
-    [0, 1, 1]
+    >>> logits = jnp.full((3, BLOCK), -jnp.inf).at[:, :2].set(jnp.log(jnp.array([1.0, 3.0])))
+    >>> tokens, norm = draw(logits, jnp.array([0.0, 0.26, 0.99]))
+    >>> tokens.tolist(), jnp.exp(norm).tolist()
+    ([0, 1, 1], [4.0, 4.0, 4.0])
     """
     rows, vocab = logits_RV.shape
-    weights_RV = jnp.exp(logits_RV - jnp.max(logits_RV, axis=-1, keepdims=True))
+    top_R1 = jnp.max(logits_RV, axis=-1, keepdims=True)
+    weights_RV = jnp.exp(logits_RV - top_R1)
     weights_RNK = weights_RV.reshape(rows, vocab // BLOCK, BLOCK)
     block_RN = jnp.cumsum(jnp.sum(weights_RNK, axis=-1), axis=-1)
     target_R = uniform_R * block_RN[:, -1]
     n_R = _first_above(block_RN, target_R)
     before_R = jnp.where(n_R > 0, jnp.take_along_axis(block_RN, jnp.maximum(n_R - 1, 0)[:, None], axis=1)[:, 0], 0.0)
     column_RK = jnp.cumsum(jnp.take_along_axis(weights_RNK, n_R[:, None, None], axis=1)[:, 0], axis=-1)
-    return n_R * BLOCK + _first_above(column_RK, target_R - before_R)
+    token_R = n_R * BLOCK + _first_above(column_RK, target_R - before_R)
+    return token_R, top_R1[:, 0] + jnp.log(block_RN[:, -1])
 
 
 def _first_above(cumulative_RN: jax.Array, target_R: jax.Array) -> jax.Array:
@@ -112,13 +115,15 @@ def sample(
     temperature = sampling.temperature or 1.0
     real_V = jnp.arange(logits_RV.shape[-1]) < vocab_size
     logits_RV = jnp.where(real_V, logits_RV, -jnp.inf)
-    scaled_RV = logits_RV / temperature
+    scaled_RV = kept_RV = logits_RV / temperature
     if seen_RV is not None:
-        logits_RV = penalise_repetition(logits_RV, seen_RV, sampling.repetition_penalty)
+        kept_RV = penalise_repetition(logits_RV, seen_RV, sampling.repetition_penalty) / temperature
     if sampling.temperature == 0.0:
-        token_R = jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
+        token_R, norm_R = jnp.argmax(kept_RV, axis=-1).astype(jnp.int32), jax.nn.logsumexp(scaled_RV, axis=-1)
     else:
-        token_R = draw(keep_likely(logits_RV / temperature, sampling), uniform_R)
+        kept_RV = keep_likely(kept_RV, sampling)
+        token_R, norm_R = draw(kept_RV, uniform_R)
+        if kept_RV is not scaled_RV:  # else nothing was ruled out, and the draw's sum is that of all columns
+            norm_R = jax.nn.logsumexp(scaled_RV, axis=-1)
     # log_softmax's value at one column: the whole array of them would be written and never read.
-    logit_R = jnp.take_along_axis(scaled_RV, token_R[:, None], axis=-1)[:, 0]
-    return token_R, logit_R - jax.nn.logsumexp(scaled_RV, axis=-1)
+    return token_R, jnp.take_along_axis(scaled_RV, token_R[:, None], axis=-1)[:, 0] - norm_R

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.config.tasks import Windows
+from jax_grpo.mesh import ONE_DEVICE, Layout
+from jax_grpo.mesh.processes import gathered
 from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout import generate, turns
@@ -44,12 +46,24 @@ class Texts(NamedTuple):
         return generate.make_generate(graphdef, settings, group_size=group_size, max_new_tokens=self.max_new_tokens)
 
     def episode_programs(
-        self, graphdef: Any, windows: Windows, sampling: Sampling, *, group_size: int = 1, compacts: bool = True
+        self,
+        graphdef: Any,
+        windows: Windows,
+        sampling: Sampling,
+        *,
+        group_size: int = 1,
+        compacts: bool = True,
+        layout: Layout = ONE_DEVICE,
     ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
         """The first turn of episodes and, where there are several, the later ones; see `make_generate` and `make_next_turn`."""
         settings, later = self._settings(sampling, compacts), turns.past_columns(windows)
         first = generate.make_generate(
-            graphdef, settings, group_size=group_size, max_new_tokens=self.max_new_tokens, past_columns=later
+            graphdef,
+            settings,
+            group_size=group_size,
+            max_new_tokens=self.max_new_tokens,
+            past_columns=later,
+            layout=layout,
         )
         if not later:
             return first, None
@@ -85,7 +99,7 @@ class Texts(NamedTuple):
         states = np.array([prompt.start_state for prompt in prompts], np.int32)
         numbers_P, caps_P = np.array(numbers, np.int32), caps(prompts, self.max_new_tokens)
         asked = tokens.ids_PT[rows], tokens.mask_PT[rows], states[rows], numbers_P[rows]
-        rollout = program(params, *asked, seed, jnp.int32(step), caps_P[rows])
+        rollout = gathered(program(params, *asked, seed, jnp.int32(step), caps_P[rows]))
         samples = rollout.completion_ids_PGC.shape[1]
         states_B = np.repeat(states[rows], samples).tolist()
         return generate.decode_completions(rollout, self.tokenizer, self.stop_rule, states_B)[: len(prompts) * samples]

@@ -22,6 +22,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jax_grpo.config.sections import CheckpointConfig
+from jax_grpo.mesh.processes import gathered, placed
 from jax_grpo.run import files
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.system.memory import copied
@@ -46,7 +47,7 @@ def content_hash(tree: Any) -> str:
     """SHA-256 of every leaf's name, dtype, shape and bytes: equal exactly when the values are."""
     digest = hashlib.sha256()
     for name, leaf in sorted(named(tree).items()):
-        array = np.asarray(leaf)
+        array = np.asarray(gathered(leaf))
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
@@ -117,16 +118,19 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         names = sorted({*metrics, *measured})
         self.require_measured(names)
         leaves = named(state)
-        space = self._space()
-        self._needed = files.bytes_on_disk(leaves, space.f_frsize)
-        # Before a byte is copied or written: a write that fails in the middle has filled the disk for everybody.
-        if space.f_bavail * space.f_frsize < self._needed:
-            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
+        self._require_room(iteration, leaves)
         with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
             arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
-        content = dict(content) | {"arrays": _described(arrays), "metrics": _finite(metrics), MEASURED: names}
+        content = dict(content) | {"arrays": described(arrays), "metrics": finite(metrics), MEASURED: names}
         self._pending = self._writer.submit(self._write, iteration, arrays, content)
         self._last_saved = iteration
+
+    def _require_room(self, iteration: int, leaves: Mapping[str, Any]) -> None:
+        """Before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
+        space = self._space()
+        self._needed = files.bytes_on_disk(leaves, space.f_frsize)
+        if space.f_bavail * space.f_frsize < self._needed:
+            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
 
     def add_metrics(self, iteration: int, metrics: Metrics) -> None:
         """Adds what was measured of a checkpoint's weights after it was saved, and ranks it; without one it does nothing.
@@ -139,7 +143,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             return
         content = files.read_manifest(path)
         content[MEASURED] = sorted({*content.get(MEASURED, content["metrics"]), *metrics})
-        content["metrics"] |= _finite(metrics)
+        content["metrics"] |= finite(metrics)
         try:
             files.write_manifest(path, content)
         except OSError as error:
@@ -204,11 +208,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return later
 
 
-def _finite(metrics: Metrics) -> dict[str, float]:
+def finite(metrics: Metrics) -> dict[str, float]:
+    """Those that are numbers, which a manifest can have."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _described(arrays: Mapping[str, Any]) -> dict[str, list]:
+def described(arrays: Mapping[str, Any]) -> dict[str, list]:
     """Shapes and dtypes by name, as a manifest has them."""
     return {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
 
@@ -264,10 +269,21 @@ def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> An
     """
     wanted, saved = named(like), origin.content["arrays"]
     absent = {name: leaf for name, leaf in wanted.items() if name in zero_if_absent and name not in saved}
-    require_same(origin.path, saved | _described(absent), _described(wanted))
+    require_same(origin.path, saved | described(absent), described(wanted))
     origin.arrays.update({name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in absent.items()})
-    leaves = [jax.device_put(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
+    leaves = [placed(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def set_apart(origin: Origin, prefix: str) -> tuple[Origin, dict[str, np.ndarray]]:
+    """A checkpoint without the arrays whose names begin with `prefix`, and those, by the rest of their names."""
+
+    def others(named: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in named.items() if not name.startswith(prefix)}
+
+    apart = {name.removeprefix(prefix): array for name, array in origin.arrays.items() if name.startswith(prefix)}
+    content = origin.content | {"arrays": others(origin.content["arrays"])}
+    return origin._replace(content=content, arrays=others(origin.arrays)), apart
 
 
 def require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:

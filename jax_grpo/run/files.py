@@ -1,16 +1,18 @@
 """The files of one checkpoint: made durable, listed with their hashes, put in place whole, and checked while they are read.
 
-A checkpoint is a folder named by its iteration, with `state/` (Orbax arrays: one uncompressed zarr chunk a tensor) and
-`manifest.json` (what the run was, and the size and SHA-256 of every file). It is written under a name that no reader looks at and
-renamed once everything is on the disk. Knows nothing of models or training.
+A checkpoint is a folder named by its iteration, with `state/` (Orbax arrays: one uncompressed zarr chunk a tensor, or several, of
+a run of several processes) and `manifest.json` (what the run was, and the size and SHA-256 of every file). It is written under a
+name that no reader looks at and renamed once everything is on the disk. Knows nothing of models or training.
 """
 
 import concurrent.futures
 import hashlib
+import itertools
 import json
 import logging
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +78,33 @@ def publish(folder: Path, iteration: int, arrays: Mapping[str, np.ndarray], cont
     working.mkdir(parents=True)
     try:
         write_arrays(working, arrays)
-        names = sorted(path.relative_to(working).as_posix() for path in working.rglob("*") if path.is_file())
-        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            files = dict(zip(names, pool.map(lambda name: _fingerprint(working / name), names), strict=True))
-        write_manifest(working, content | {"format": FORMAT, "iteration": iteration, "files": files})
-        for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
-            to_disk(path)
-        if final.exists():
-            discard(final)
-        working.rename(final)
-        to_disk(folder)
+        files = fingerprints(working, written(working))
+        put_in_place(working, final, content | {"format": FORMAT, "iteration": iteration, "files": files})
     except BaseException:
         shutil.rmtree(working, ignore_errors=True)
         raise
+
+
+def written(working: Path) -> list[str]:
+    """Names of all files in a checkpoint that is being written, in order."""
+    return sorted(path.relative_to(working).as_posix() for path in working.rglob("*") if path.is_file())
+
+
+def fingerprints(working: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the manifest says of these files, each of which is made durable."""
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(names, pool.map(lambda name: _fingerprint(working / name), names), strict=True))
+
+
+def put_in_place(working: Path, final: Path, content: dict[str, Any]) -> None:
+    """Gives a checkpoint whose files are written its manifest, and its name."""
+    write_manifest(working, content)
+    for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
+        to_disk(path)
+    if final.exists():
+        discard(final)
+    working.rename(final)
+    to_disk(final.parent)
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
@@ -178,9 +194,26 @@ def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dic
     arrays = {}
     for name, (shape, dtype) in content["arrays"].items():
         if name.startswith(prefix):
-            chunk = ".".join("0" * len(shape)) or "0"  # the name of an array's only zarr chunk
-            arrays[name] = files[f"{STATE}/{name}/{chunk}"].view(dtype).reshape(shape)
+            arrays[name] = _assembled(files, f"{STATE}/{name}", shape, np.dtype(dtype))
     return arrays
+
+
+def _assembled(
+    files: MutableMapping[str, np.ndarray], folder: str, shape: Sequence[int], dtype: np.dtype
+) -> np.ndarray:
+    """An array of its zarr chunks, whose bytes are taken out of `files`; of a single one the bytes themselves."""
+    only = files.pop(f"{folder}/{'.'.join('0' * len(shape)) or '0'}").view(dtype)
+    if only.size == math.prod(shape):
+        return only.reshape(shape)
+    sizes = json.loads(files[f"{folder}/.zarray"].tobytes())["chunks"]
+    whole = memory.empty(tuple(shape), dtype)
+    for number in itertools.product(*(range(-(-axis // size)) for axis, size in zip(shape, sizes, strict=True))):
+        name = f"{folder}/{'.'.join(map(str, number))}"
+        chunk = (files.pop(name).view(dtype) if any(number) else only).reshape(sizes)
+        where = tuple(slice(at * size, (at + 1) * size) for at, size in zip(number, sizes, strict=True))
+        part = whole[where]  # at an array's end a chunk is larger than what is left
+        part[...] = chunk[tuple(slice(length) for length in part.shape)]
+    return whole
 
 
 def _read_file(file: Path, expected: Mapping[str, Any]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Where a run continues: the command line's `--resume`, the checkpoint it means, and whether the config still fits it.
 
-Resume is exact because everything random is a function of (seed, iteration, prompt, sample): a checkpoint's position is one number.
+Resume is exact because everything random is a function of (seed, iteration, prompt, sample): a checkpoint's position is the
+iteration and the number of the next prompt.
 Knows no arrays: `checkpoints` reads those.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 from jax_grpo.config import Config
 from jax_grpo.config.loading import flat
 from jax_grpo.config.sections import BUILT_IN_SOURCES
+from jax_grpo.mesh import processes
 from jax_grpo.positions.files import FORMATS
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import Checkpoints, Origin, Say, load, newest_sound
@@ -47,7 +49,13 @@ FIXED = {
     "prompts.split": "the order of prompts is that of its positions",
     "prompts.selfplay_games": "the order of prompts is that of its positions",
     "prompts.per_iteration": "the position in the order of prompts is counted in it",
+    "prompts.curriculum.passed": "the pass rates of prompts are part of the saved state, and are counted by it",
     "kl.beta": "the coefficient, adapted or not, is part of the saved state",
+}
+# Settings with which a state has more in it than without, whatever their values are.
+PART_OF_THE_STATE = {
+    "kl.reference_every": "a reference that moves is part of the saved state",
+    "objective.entropy_target": "the coefficient that it moves is part of the saved state",
 }
 ABSENT = "(not set)"
 
@@ -85,6 +93,15 @@ def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: C
     )
 
 
+def find_shared_origin(
+    resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say
+) -> Origin | None:
+    """What `find_origin` finds, in process 0; the others of a run read the same checkpoint, in a folder that all of them see."""
+    origin = find_origin(resume, restart, run_dir, checkpoints, say) if processes.is_first() else None
+    path = processes.exchanged(origin and str(origin.path))[0]
+    return origin if processes.is_first() or path is None else load(Path(path))
+
+
 def abandon_others(origin: Origin | None, checkpoints: Checkpoints, say: Say) -> None:
     """Removes what the run must not find later: leftovers of a killed writer, and checkpoints that are not before the origin.
 
@@ -110,10 +127,13 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
             )
     both = {key: (before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**now, **before}}
     changed = {key: (old, new) for key, (old, new) in both.items() if old != new}
+    fixed = {key: FIXED[key] for key in changed if key in FIXED}
+    fixed |= {key: why for key, why in PART_OF_THE_STATE.items() if (before.get(key) is None) != (now[key] is None)}
+    if now["objective.entropy_target"] is not None and "objective.entropy_coefficient" in changed:
+        fixed["objective.entropy_coefficient"] = PART_OF_THE_STATE["objective.entropy_target"]
     if refused := "".join(
-        f"{key} is {new!r}, but {origin.path} was made with {old!r}: {FIXED[key]}\n"
-        for key, (old, new) in changed.items()
-        if key in FIXED
+        f"{key} is {both[key][1]!r}, but {origin.path} was made with {both[key][0]!r}: {why}\n"
+        for key, why in fixed.items()
     ):
         raise CheckpointError(
             f"{refused}Set it back to continue this run; for a new run from these weights, set model.weights to the "

@@ -214,6 +214,16 @@ def sample_text(prompts: Sequence[Prompt], completions: Sequence[Any], row: int)
     return f"Sample {row}: prompt {prompts[row].text[:120]!r}, completion {str(completions[row])[:120]!r}"
 
 
+def not_negative(rewards_B: np.ndarray) -> None:
+    """Refuses, with a RewardError, a reward below 0, where advantages are divided by a group's mean reward."""
+    if (rewards_B < 0).any():
+        row = int(np.argmin(rewards_B))
+        raise RewardError(
+            f"the reward of completion {row} is {float(rewards_B[row]):g}; advantage.scale maxrl divides by a group's mean reward "
+            "and needs rewards of at least 0"
+        )
+
+
 def about_every_row(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> None:
     """Refuses, with a RewardError, a weighted component that is not about some row, where they are compared one by one."""
     for name, values in components.items():

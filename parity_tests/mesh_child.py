@@ -1,0 +1,263 @@
+"""What `test_mesh` and `test_mesh_runs` look at, found in a process that sees eight CPU devices: `python mesh_child.py CASE ...`.
+
+A case is JSON: what is done, the mesh, and what else differs from the tiny model below. The last line that is printed is a JSON
+object of what each case found, by the case. Errors are against one device, in the same process. Not collected by pytest.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conftest import TINY, config, relative_error
+from flax import nnx
+from short_runs import lines_without_times, write_inputs
+
+from jax_grpo.batch import Batch, GroupedTokens
+from jax_grpo.config import load_config
+from jax_grpo.memory.dumps import instructions
+from jax_grpo.mesh import layout_of
+from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.rollout import decoding
+from jax_grpo.rollout.decoding import DecodingSettings
+from jax_grpo.rollout.generate import make_generate
+from jax_grpo.rollout.sampling import Sampling
+from jax_grpo.run import files
+from jax_grpo.run.checkpoints import load
+from jax_grpo.train import train
+from jax_grpo.update import init_state, make_score, make_step
+
+DEVICES = 8
+# Four heads, so that `tensor` may be 4; the vocabulary of 131 has 256 rows, a size that no other axis has.
+SIZES = dataclasses.replace(TINY, num_layers=1, num_heads=4)
+PROMPTS, GROUP, PROMPT, NEW = 16, 2, 8, 6
+RUN = [
+    *("--model.param_dtype", "float64", "--model.compute_dtype", "float64", "--update.total_steps", "8"),
+    *("--checkpoint.every", "2", "--prompts.split", "train", "--evaluation.positions", "2", "--record_batches", "0"),
+    *("--task", "{name: length}", "--rollout.max_new_tokens", "8"),  # random weights are paid by this one
+]
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+
+
+def settings(case: dict[str, Any]):
+    head = {"chunk_tokens": 64} | case.get("head", {})
+    # In float32 a gradient of 0 is noise of 1e-9, which Adam would divide by its own size.
+    update = {"micro_batches": 2 if case["mesh"] else 1, "weight_decay": 0.1, "epsilon": 1e-4}
+    return config(
+        mesh=case["mesh"],
+        prompts={"per_iteration": PROMPTS, "max_prompt_tokens": PROMPT},
+        rollout={"group_size": GROUP, "max_new_tokens": NEW},
+        lm_head=head,
+        update=update | case.get("update", {}),
+        **{"model": {"num_heads": SIZES.num_heads}} | case.get("sections", {}),
+    )
+
+
+@functools.cache
+def model(dtype: str):
+    graphdef, params = nnx.split(
+        GPT2(SIZES, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype), compute_dtype=jnp.dtype(dtype)), nnx.Param
+    )
+    return graphdef, jax.tree.map(lambda x: x * 4 if x.ndim >= 2 else x, params)  # so that logits are not all alike
+
+
+@functools.cache
+def batch(dtype: str) -> Batch:
+    rng = np.random.default_rng(1)
+    prompt_mask = np.arange(PROMPT) >= rng.integers(0, PROMPT - 1, (PROMPTS, 1))
+    completion_mask = np.arange(NEW) < rng.integers(1, NEW + 1, (PROMPTS, GROUP, 1))
+    ids = [rng.integers(0, SIZES.vocab_size, shape) for shape in ((PROMPTS, PROMPT), (PROMPTS, GROUP, NEW))]
+    order = (ids[0], prompt_mask, ids[1], completion_mask)
+    tokens = GroupedTokens(*(jnp.asarray(x, jnp.int32) for x in order))
+    rows = PROMPTS * GROUP
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    logps = [normal(rows, NEW) * 0.3 - 5 for _ in range(3)]
+    advantages_B, entropy_BS = normal(rows), jnp.abs(normal(rows, NEW))
+    stopped_B = jnp.asarray(rng.random(rows) < 0.75)
+    return Batch(
+        tokens, tokens.completion_mask_PGC.reshape(rows, NEW), advantages_B, stopped_B, *logps, entropy_BS=entropy_BS
+    )
+
+
+def collectives(hlo: str) -> list[tuple[str, list[int]]]:
+    """Opcode and sizes of each array that a program moves between devices."""
+    found = []
+    for _, instruction in instructions(hlo):
+        _, shapes, opcode, _ = instruction.groups()
+        if opcode.removesuffix("-start") in COLLECTIVES:
+            found += [
+                (opcode, [int(n) for n in dims.split(",") if n]) for dims in re.findall(r"\w+\[([\d,]*)\]", shapes)
+            ]
+    return found
+
+
+def bytes_by_leaf(tree: Any) -> dict[str, list[int]]:
+    """Bytes in all and on a device of each leaf that has an axis."""
+    leaves = [(jax.tree_util.keystr(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree) if x.ndim]
+    return {name: [x.nbytes, max(s.data.nbytes for s in x.addressable_shards)] for name, x in leaves}
+
+
+def masked(x_BS: Any, given: Batch) -> np.ndarray:
+    """Values of real tokens: of others a head may give anything."""
+    return np.where(given.mask_BS, x_BS, 0)
+
+
+def stepped(case: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """One optimiser step."""
+    how, (graphdef, params) = settings(case), model(dtype)
+    layout = layout_of(how.mesh)
+    state = layout.place(init_state(params, how))
+    compiled = jax.jit(make_step(graphdef, how, 10, layout)).lower(state, batch(dtype)).compile()
+    after, metrics, logp_BS, grads = compiled(state, batch(dtype))
+    return {
+        "loss": float(metrics["loss"]),
+        "metrics": {name: float(value) for name, value in metrics.items()},
+        "logp": masked(logp_BS, batch(dtype)),
+        "gradients": jax.device_get(grads),
+        "parameters": jax.device_get((after.params, after.reference)),
+        "moments": jax.device_get(after.opt_state[0].nu),
+        "before": bytes_by_leaf(state),
+        "after": bytes_by_leaf(after),
+        "argument_bytes": compiled.memory_analysis().argument_size_in_bytes,
+        "collectives": collectives(compiled.as_text()),
+    }
+
+
+@functools.cache
+def one_step(dtype: str, what: str) -> dict[str, Any]:
+    return stepped(json.loads(what), dtype)
+
+
+def step(case: dict[str, Any]) -> dict[str, Any]:
+    dtype = case.get("dtype", "float64")
+    reference, found = one_step(dtype, json.dumps(case | {"mesh": {}})), stepped(case, dtype)
+    errors = {name: relative_error(found[name], reference[name]) for name in ("gradients", "parameters", "moments")}
+    metrics = found["metrics"].items()
+    return errors | {
+        "loss": abs(found["loss"] - reference["loss"]),
+        "metrics": max(abs(value - reference["metrics"][name]) for name, value in metrics),
+        "logp": float(np.abs(found["logp"] - reference["logp"]).max()),
+        **{name: found[name] for name in ("before", "after", "argument_bytes", "collectives")},
+        "one_device": {name: reference[name] for name in ("argument_bytes", "loss")},
+    }
+
+
+def scored(case: dict[str, Any], params: Any) -> list[np.ndarray]:
+    how = settings(case)
+    layout, given = layout_of(how.mesh), batch("float64")
+    return [masked(x, given) for x in make_score(model("float64")[0], how, layout)(layout.place(params), given)]
+
+
+def score(case: dict[str, Any]) -> dict[str, Any]:
+    found, reference = (scored(case | {"mesh": mesh}, model("float64")[1]) for mesh in (case["mesh"], {}))
+    errors = [float(np.abs(x - y).max()) for x, y in zip(found, reference, strict=True)]
+    return dict(zip(("logp", "entropy"), errors, strict=True))
+
+
+def generated(case: dict[str, Any]):
+    decoding.LEAST_CHUNK = (
+        decoding.CHUNK_MULTIPLE
+    )  # two chunks of the cache, and some prompts' completions end before the others
+    graphdef, params = model("float64")
+    stops = np.arange(SIZES.vocab_size) % 16 == 0
+    table = np.stack([stops.astype(np.int32), np.ones(SIZES.vocab_size, np.int32)])
+    how = DecodingSettings(
+        vocab_size=SIZES.vocab_size,
+        pad_id=0,
+        sampling=Sampling(**case.get("sampling", {})),
+        stop_table_SV=table,
+        accept_state=1,
+    )
+    layout = layout_of(settings(case).mesh)
+    generate = make_generate(graphdef, how, group_size=GROUP, max_new_tokens=20, layout=layout)
+    tokens, numbers = batch("float64").tokens, jnp.arange(PROMPTS) * 3 + 5
+    given = layout.place(params), tokens.prompt_ids_PT, tokens.prompt_mask_PT, jnp.zeros(PROMPTS, jnp.int32), numbers
+    caps = jnp.arange(PROMPTS) % 3 + 18
+    compiled = generate.lower(*given, 7, jnp.int32(3), caps).compile()
+    return jax.device_get(compiled(*given, 7, jnp.int32(3), caps)), collectives(compiled.as_text())
+
+
+@functools.cache
+def one_rollout(what: str):
+    return generated(json.loads(what))
+
+
+def rollout(case: dict[str, Any]) -> dict[str, Any]:
+    (found, moved), (reference, _) = generated(case), one_rollout(json.dumps(case | {"mesh": {}}))
+    return {
+        "tokens": bool((found.completion_ids_PGC == reference.completion_ids_PGC).all()),
+        "masks": bool((found.completion_mask_PGC == reference.completion_mask_PGC).all()),
+        "stopped": bool((found.stopped_PG == reference.stopped_PG).all()),
+        "logp": float(np.abs(found.sampling_logp_PGC - reference.sampling_logp_PGC).max()),
+        "lengths": np.unique(reference.completion_mask_PGC.sum(-1)).tolist(),
+        "collectives": moved,
+    }
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Four iterations of a real run, of which the last two are continued on another mesh; and all four on one device."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_inputs(folder)
+
+        def trained(run_dir: str, mesh: dict[str, int], iterations: int) -> Path:
+            sizes = [word for axis, size in mesh.items() for word in (f"--mesh.{axis}", str(size))]
+            words = [
+                "--run_dir",
+                str(folder / run_dir),
+                "--iterations",
+                str(iterations),
+                *sizes,
+                *RUN,
+                *case.get("options", ()),
+            ]
+            return train(load_config(str(folder / "c.yaml"), words), resume="auto", argv=words)
+
+        trained("several", case["mesh"], 2)
+        several, one = trained("several", case["then"], 4), trained("one", {}, 4)
+        states = [load(path / "checkpoints" / files.folder_name(4)).arrays for path in (several, one)]
+        metrics = [lines_without_times(path) for path in (several, one)]
+    worst = {
+        name: max(abs(a[name] - b[name]) for a, b in zip(*metrics, strict=True) if name in a)
+        for name in {name for record in metrics[0] for name in record}
+    }
+    return {
+        "parameters": relative_error(*states),
+        "metrics": worst,
+        "grad_norm": max(record.get("grad_norm", 0) for record in metrics[1]),
+        "records": [sorted(record) for record in metrics[0]] == [sorted(record) for record in metrics[1]],
+        "further_rounds": sum(record.get("refill/rounds", 0) for record in metrics[1]),
+        "evaluated": sum("eval/greedy/reward" in record for record in metrics[1]),
+    }
+
+
+CASES = {"step": step, "score": score, "rollout": rollout, "run": run}
+
+
+def tried(case: dict[str, Any]) -> dict[str, Any]:
+    """What a case found; one that fails takes no other with it."""
+    try:
+        return CASES[case["do"]](case)
+    except Exception:
+        return {"error": traceback.format_exc()[-2000:]}
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    assert jax.device_count() == DEVICES, "XLA_FLAGS says how many"
+    print(json.dumps({case: tried(json.loads(case)) for case in sys.argv[1:]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Refill: which groups an iteration trains on, what it cost, and that neither depends on where a run was stopped.
+
+The task pays some prompts only, so that most groups have no signal, whatever the model writes.
+"""
+
+import chex
+import jax
+import numpy as np
+import pydantic
+import pytest
+from sparse_runs import GROUP, PROMPTS, Sparse, begin_again, sparse_config, untimed, write_positions
+
+from jax_grpo.config.sections import CheckpointConfig, RefillConfig
+from jax_grpo.positions.dataset import PromptDataset
+from jax_grpo.report.console import Console
+from jax_grpo.rollout.generate import Rollout
+from jax_grpo.run.checkpoints import Checkpoints, load
+from jax_grpo.scored import Scored
+from jax_grpo.scored.refill import Round, batch_of, slots
+from jax_grpo.system.compilation import compilations
+from jax_grpo.system.phases import Phases
+from jax_grpo.tasks.base import Logged, Prompt, total_reward
+from jax_grpo.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the positions are."""
+    return write_positions(tmp_path_factory.mktemp("refill"))
+
+
+@pytest.fixture(autouse=True)
+def positions(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture(scope="module")
+def trainer(folder) -> Trainer:
+    """With at most five further rounds; its programs serve several tests."""
+    settings = sparse_config({"rounds": 5}, prompts={"source": str(folder / "positions.jsonl")})
+    made = Trainer(settings, Sparse(settings.task))
+    begin_again(made, jax.tree.map(np.array, made.state))
+    return made
+
+
+def test_slots_are_filled_in_the_order_in_which_groups_were_drawn():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        size, rounds = rng.integers(1, 6), rng.integers(1, 5)
+        signal = rng.random((rounds, size)) < rng.random()
+        # One group after another, each to the first slot that wants one.
+        expected, open_slots = list(range(size)), [slot for slot in range(size) if not signal[0, slot]]
+        for number in range(size, rounds * size):
+            if signal.reshape(-1)[number] and open_slots:
+                expected[open_slots.pop(0)] = number
+        assert slots(list(signal)).tolist() == expected
+
+
+def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_the_others(trainer):
+    """Each round as if an iteration had drawn these prompts at first: the same completions, whatever the round."""
+    fresh, cursor, full = jax.tree.map(np.array, trainer.state), 0, 0
+    compiled_since, widths = compilations(), set()
+    for iteration in range(3):
+        groups, draws = [], 0  # of all rounds, in order: prompt, its completions, their rewards and lengths
+        while sum(map(has_signal, groups)) < PROMPTS and draws < 6:
+            trainer.further_draws = cursor + draws - iteration
+            prompts, rollout, bare = trainer._generate(iteration, Phases())
+            widths.add(bare.tokens.prompt_ids_PT.shape[1])
+            made = trainer._reward(iteration, prompts, rollout)
+            for start in range(0, PROMPTS * GROUP, GROUP):
+                rows = slice(start, start + GROUP)
+                groups.append((prompts[start].text, made.completions[rows], made.rewards_B[rows], made.lengths_B[rows]))
+            draws += 1
+        trainer.further_draws = cursor - iteration
+        metrics, scored, batch = trainer.iterate(iteration)
+        cursor += draws
+        later = [group for group in groups[PROMPTS:] if has_signal(group)]
+        kept = [group if has_signal(group) or not later else later.pop(0) for group in groups[:PROMPTS]]
+        assert [prompt.text for prompt in scored.prompts[::GROUP]] == [group[0] for group in kept]
+        assert scored.completions == [text for group in kept for text in group[1]]
+        np.testing.assert_array_equal(scored.rewards_B, np.concatenate([group[2] for group in kept]))
+        assert scored.logged.extras["characters"] == [len(text) for text in scored.completions]
+        assert len(scored.logged.metrics["characters"]) == len(groups) * GROUP, "of everything that was rewarded"
+        advantages_PG = np.asarray(batch.advantages_B).reshape(PROMPTS, GROUP)
+        assert [bool((row != 0).any()) for row in advantages_PG] == list(map(has_signal, kept))
+        tokens = sum(group[3].sum() for group in groups)
+        assert {name: value for name, value in metrics.items() if name.startswith("refill/")} == {
+            "refill/rounds": draws - 1,
+            "refill/drawn": len(groups),
+            "refill/without_signal": len(groups) - sum(map(has_signal, groups)),
+            "refill/discarded": len(groups) - PROMPTS,
+            "refill/discarded_tokens": tokens - np.asarray(batch.mask_BS).sum(),
+            "refill/reward": pytest.approx(np.concatenate([group[2] for group in groups]).mean()),
+        }
+        assert metrics["groups_without_signal"] == PROMPTS - sum(map(has_signal, kept))
+        assert trainer.manifest(iteration + 1, 0)["next_prompt"] == cursor * PROMPTS
+        full += metrics["groups_without_signal"] == 0 and draws > 1
+    print(f"{full} batches were filled up by further rounds; prompts of {widths} tokens")
+    assert full > 0
+    assert all(compiled_since()[f"compile/{name}"] <= len(widths) for name in ("generate", "score", "update"))
+    begin_again(trainer, fresh)
+
+
+def has_signal(group: tuple) -> bool:
+    return len(set(group[2].tolist())) > 1
+
+
+def test_a_spent_budget_leaves_the_other_slots_their_own_groups(trainer):
+    fresh, settings = jax.tree.map(np.array, trainer.state), trainer.config
+    found = {}
+    for name, refill in {
+        "none": None,
+        "one round": RefillConfig(rounds=1),
+        "tokens": RefillConfig(rounds=5, tokens=17),
+        "five": RefillConfig(rounds=5),
+    }.items():
+        begin_again(trainer, fresh)
+        rollout = settings.rollout.model_copy(update={"refill": refill})
+        trainer.config = settings.model_copy(update={"rollout": rollout})
+        found[name] = trainer.iterate(0)
+    trainer.config = settings
+    begin_again(trainer, fresh)
+    (metrics, none, _), (spent, one, batch), (least, *_), (most, *_) = found.values()
+    assert most["refill/rounds"] > 1 and spent["refill/rounds"] == 1
+    assert 0 < spent["groups_without_signal"] < metrics["groups_without_signal"]
+    assert not any(name.startswith("refill/") for name in metrics)
+    assert least["refill/rounds"] == 0, "the first round's completions have the tokens"
+    # Nothing was replaced, and not a number differs from those of a run that knows no refill.
+    assert untimed(metrics).items() <= untimed(least).items()
+    # What stays without signal has its own tokens, on which the KL and the denominators are.
+    for slot, advantages_G in enumerate(np.asarray(batch.advantages_B).reshape(PROMPTS, GROUP)):
+        rows = slice(slot * GROUP, (slot + 1) * GROUP)
+        if not advantages_G.any():
+            assert one.completions[rows] == none.completions[rows] and one.prompts[rows] == none.prompts[rows]
+    assert int(batch.mask_BS.sum()) == one.lengths_B.sum() and (one.lengths_B > 0).all()
+
+
+def test_a_run_that_continues_draws_what_it_would_have_drawn(trainer, tmp_path):
+    """Through a checkpoint on the disk, one round behind another iteration's."""
+    fresh = jax.tree.map(np.array, trainer.state)
+    whole = [trainer.iterate(iteration) for iteration in range(2)]
+    assert whole[0][0]["refill/rounds"] > 0 < whole[1][0]["refill/rounds"]
+    end, further = jax.tree.map(np.array, trainer.state), trainer.further_draws
+    begin_again(trainer, fresh)
+    trainer.iterate(0)
+    with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
+        checkpoints.save(1, trainer.state, trainer.manifest(1, 0), {"reward/mean": 0.0})
+    begin_again(trainer, fresh)
+    origin = load(tmp_path / "000001")
+    assert origin.content["next_prompt"] == (1 + whole[0][0]["refill/rounds"]) * PROMPTS
+    trainer.restore(origin)
+    again = trainer.iterate(1)
+    assert untimed(again[0]) == untimed(whole[1][0]) and again[1].completions == whole[1][1].completions
+    assert trainer.further_draws == further
+    chex.assert_trees_all_equal(jax.tree.map(np.array, trainer.state), end)
+    # A checkpoint of before refill has a cursor of whole iterations.
+    trainer.restore(load(tmp_path / "000001")._replace(content=origin.content | {"next_prompt": PROMPTS}))
+    assert trainer.further_draws == 0
+    begin_again(trainer, fresh)
+
+
+def test_a_prompt_that_comes_again_in_a_later_round_is_sampled_anew(trainer):
+    """Under one number its completions would be the same ones, and count twice."""
+    dataset = trainer.dataset
+    trainer.dataset = PromptDataset([trainer.positions[0]], 0)
+    drawn = [np.asarray(trainer._generate(0, Phases(), number)[1].completion_ids_PGC) for number in (0, 1)]
+    trainer.dataset = dataset
+    assert len({group.tobytes() for group in np.concatenate(drawn)}) == 2 * PROMPTS
+
+
+def test_a_budget_that_lets_no_round_begin_is_refused():
+    with pytest.raises(
+        pydantic.ValidationError, match=r"rollout.refill.tokens 16 lets no further draw begin: the first one's 16"
+    ):
+        sparse_config({"rounds": 2, "tokens": 16})
+    assert sparse_config({"rounds": 2, "tokens": 17}).rollout.refill.tokens == 17
+
+
+def test_the_console_shows_how_many_groups_a_batch_took(capsys):
+    for refill, shown in ((None, False), ({"rounds": 2}, True)):
+        console = Console(sparse_config(refill))
+        console.iteration({"iteration": 0, "groups_without_signal": 1, "refill/drawn": 12})
+        heading, row = capsys.readouterr().out.splitlines()[:2]
+        assert ("drawn" in heading.split()) == shown == ("12" in row.split()), heading
+
+
+# What else a batch may be made of --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # programs of its own
+def test_episodes_are_refilled_whole(folder):
+    """What was said, what was read, and the tokens of all turns stay together."""
+    settings = sparse_config(
+        {"rounds": 6},
+        task={"name": "guess", "episode": {"turns": 3, "max_observation_tokens": 9}, "guess_numbers": 7}
+        | {"rewards": {"found": 1.0, "sooner": 0.0, "number": 0.0}},  # which random weights rarely do
+        prompts={"max_prompt_tokens": 48},
+        rollout={"max_new_tokens": 2, "group_size": 2},
+    )
+    trainer = Trainer(settings)
+    for iteration in range(2):
+        metrics, scored, batch = trainer.iterate(iteration)
+        print({name: value for name, value in metrics.items() if name.startswith(("refill/", "groups"))})
+        assert metrics["refill/rounds"] > 0
+        again = trainer.task.score(scored.prompts, scored.episodes)
+        np.testing.assert_array_equal(scored.rewards_B, total_reward(again, trainer.task.component_weights))
+        assert scored.completions == [str(episode) for episode in scored.episodes]
+        rows = batch.tokens.flat()
+        ids, mask = np.asarray(rows.input_ids_BT), np.asarray(rows.attention_mask_BT).astype(bool)
+        for row, (prompt, episode) in enumerate(zip(scored.prompts, scored.episodes, strict=True)):
+            # A stop that ends a completion is a token, and no text of its turn.
+            read = trainer.tokenizer.decode(ids[row][mask[row]].tolist())
+            for said, _ in episode.turns:
+                assert said in read and read.startswith(prompt.text), (read, episode)
+        advantages_PG = np.asarray(batch.advantages_B).reshape(PROMPTS, 2)
+        assert metrics["groups_without_signal"] == sum(not group.any() for group in advantages_PG)
+        assert metrics["logp_mismatch/max"] < 2e-5, "float32 rounding of decode against the batched forward"
+
+
+def test_a_component_that_is_not_about_every_row_stays_so():
+    """Masked in one round and whole in another, and a column that one round alone logged."""
+
+    def drawn(number: int, masked: bool, signal: list[bool]) -> Round:
+        mask_PGC = np.ones((2, 2, 3), np.int32) * (1 + number)
+        values = np.float32([0, 1, 2, 3]) + 10 * number
+        component = np.ma.masked_array(values, [masked, False, False, False]) if masked else values
+        rollout = Rollout(mask_PGC, mask_PGC, mask_PGC, np.ones((2, 2), bool))
+        logged = Logged({"n": [float(number)]}, {f"column{number}": [f"{number}{row}" for row in range(4)]})
+        texts = [f"{number}{row}" for row in range(4)]
+        scored = Scored([Prompt(text, 0) for text in texts], texts, {"x": component}, values, rollout, logged)
+        return Round(scored, None, ~np.repeat(signal, 2))
+
+    batch = batch_of([drawn(0, True, [True, False]), drawn(1, False, [False, True])])
+    assert batch.completions == [prompt.text for prompt in batch.prompts] == ["00", "01", "12", "13"]
+    assert batch.components["x"].tolist() == [None, 1, 12, 13] and batch.rewards_B.tolist() == [0, 1, 12, 13]
+    assert batch.logged.metrics == {"n": [0.0, 1.0]}
+    assert batch.logged.extras == {"column0": ["00", "01", None, None], "column1": [None, None, "12", "13"]}
+    assert np.asarray(batch.rollout.completion_ids_PGC)[:, 0, 0].tolist() == [1, 2]
+    whole = batch_of([drawn(1, False, [True, False]), drawn(0, False, [False, True])])
+    assert not isinstance(whole.components["x"], np.ma.MaskedArray)

@@ -1,0 +1,129 @@
+"""Dynamic sampling (DAPO, Yu et al. 2025, eq. 11), from the definition: an iteration trains on groups that have an advantage.
+
+It samples P prompts at a time until P groups have one, or `rollout.refill` allows no more. A group without one gives its place to
+the next group that has one; where there are not enough of those, it keeps it. Knows nothing of how completions are made.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from jax_grpo.config.sections import RefillConfig
+from jax_grpo.tasks.base import Logged, Prompt
+from torch_ref.rollout import Rollout
+
+
+class Sampled(NamedTuple):
+    """P groups of completions, one after another, with their rewards."""
+
+    prompts: list[Prompt]
+    """One a completion."""
+    rollout: Rollout
+    components: dict[str, np.ndarray]
+    rewards_B: Tensor
+    signal: list[bool]
+    """Of each group: some advantage is not 0."""
+    logged: Logged
+
+    @property
+    def tokens(self) -> int:
+        return int(self.rollout.completion_mask_BT.sum())
+
+
+def sample(draw: Callable[[int], Sampled], settings: RefillConfig | None) -> list[Sampled]:
+    """What an iteration draws, in order; `draw` is given the number of the draw, from 0. Without settings it draws once."""
+    drawn = [draw(0)]
+    if settings is None:
+        return drawn
+    for number in range(1, settings.rounds + 1):
+        full = sum(sum(one.signal) for one in drawn) >= len(drawn[0].signal)
+        spent = settings.tokens is not None and sum(one.tokens for one in drawn) >= settings.tokens
+        if full or spent:
+            break
+        drawn.append(draw(number))
+    return drawn
+
+
+def trained_on(drawn: Sequence[Sampled]) -> Sampled:
+    """The batch's groups, each in its place. Of logged metrics it has all, of everything else its own."""
+    if len(drawn) == 1:
+        return drawn[0]
+    rows = [(number, row) for number, group in _places(drawn) for row in _rows_of(drawn[number], group)]
+
+    def own(lists: Sequence[Sequence]) -> list:
+        return [lists[number][row] for number, row in rows]
+
+    nothing = [None] * len(drawn[0].prompts)
+    said = [one.logged for one in drawn]
+    metrics = dict.fromkeys(name for one in said for name in one.metrics)
+    extras = dict.fromkeys(name for one in said for name in one.extras)
+    flat = [number * len(nothing) + row for number, row in rows]
+    return Sampled(
+        prompts=own([one.prompts for one in drawn]),
+        rollout=_rollout([one.rollout for one in drawn], rows),
+        components={
+            name: np.ma.concatenate([one.components[name] for one in drawn])[flat] for name in drawn[0].components
+        },
+        rewards_B=torch.cat([one.rewards_B for one in drawn])[flat],
+        signal=[drawn[number].signal[group] for number, group in _places(drawn)],
+        logged=Logged(
+            {name: [value for one in said for value in one.metrics.get(name, [])] for name in metrics},
+            {name: own([one.extras.get(name, nothing) for one in said]) for name in extras},
+        ),
+    )
+
+
+def costs(drawn: Sequence[Sampled]) -> dict[str, float]:
+    """Metrics of what a batch took."""
+    groups, places = sum(len(one.signal) for one in drawn), _places(drawn)
+    written = [one.rollout.completion_mask_BT.sum(1) for one in drawn]
+    kept = sum(int(written[number][_rows_of(drawn[number], group)].sum()) for number, group in places)
+    return {
+        "refill/rounds": len(drawn) - 1,
+        "refill/drawn": groups,
+        "refill/without_signal": sum(one.signal.count(False) for one in drawn),
+        "refill/discarded": groups - len(places),
+        "refill/discarded_tokens": sum(one.tokens for one in drawn) - kept,
+        "refill/reward": float(torch.cat([one.rewards_B for one in drawn]).mean()),
+    }
+
+
+def _places(drawn: Sequence[Sampled]) -> list[tuple[int, int]]:
+    """(draw, group) for each place of the batch."""
+    later = iter(
+        [(number, group) for number in range(1, len(drawn)) for group, has in enumerate(drawn[number].signal) if has]
+    )
+    return [(0, group) if has else next(later, (0, group)) for group, has in enumerate(drawn[0].signal)]
+
+
+def _rows_of(one: Sampled, group: int) -> list[int]:
+    size = len(one.prompts) // len(one.signal)
+    return list(range(group * size, (group + 1) * size))
+
+
+def _rollout(rollouts: Sequence[Rollout], rows: Sequence[tuple[int, int]]) -> Rollout:
+    """The rows (rollout, row) as one rollout: prompts end in one column, and no column is padding alone."""
+    prompts = [
+        int(one.completion_mask_BT.any(0).int().argmax()) for one in rollouts
+    ]  # columns of each rollout's prompts
+    completions = [one.input_ids_BT.shape[1] - columns for one, columns in zip(rollouts, prompts, strict=True)]
+    wider = [(max(prompts) - one, max(completions) - other) for one, other in zip(prompts, completions, strict=True)]
+
+    def of(name: str) -> Tensor:
+        wide = [pad(getattr(one, name), margins) for one, margins in zip(rollouts, wider, strict=True)]
+        return torch.stack([wide[number][row] for number, row in rows])
+
+    used = of("attention_mask_BT").any(0).nonzero()
+    columns = slice(int(used.min()), int(used.max()) + 1)
+    return Rollout(
+        completions=[rollouts[number].completions[row] for number, row in rows],
+        input_ids_BT=of("input_ids_BT")[:, columns],
+        attention_mask_BT=of("attention_mask_BT")[:, columns],
+        completion_mask_BT=of("completion_mask_BT")[:, columns],
+        sampling_logp_BT=of("sampling_logp_BT")[:, columns],
+        stopped_B=torch.stack([rollouts[number].stopped_B[row] for number, row in rows]),
+    )
