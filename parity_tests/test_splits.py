@@ -153,7 +153,7 @@ def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path
     trained = Trainer(config).dataset
     jax_grpo.train.train(config)
     torch_ref.train.train(config, Options())
-    training = keys(trained._at(index)[1] for index in range(len(trained)))
+    training = keys(trained.at(index)[1] for index in range(len(trained)))
     assert asked["jax"] == asked["torch"] and len(asked["jax"]) == 8
     assert not keys(prompt.position for prompt in asked["jax"]) & training
     notes = re.findall(
