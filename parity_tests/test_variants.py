@@ -1,11 +1,16 @@
 """`bench.variants`: settings against each other over seeds, each a real run."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from jax_grpo.bench import variants
-from jax_grpo.bench.variants import main, parse_variant, summary
+from jax_grpo.bench.variants import main, parse_variant, read_variants, summary
+from jax_grpo.config import load_config
+
+REPOSITORY = Path(__file__).parent.parent
+METHODS, TOY = REPOSITORY / "docs" / "methods.yaml", REPOSITORY / "configs" / "methods_toy.yaml"
 
 TINY = """
 run_dir: runs/never
@@ -33,6 +38,9 @@ def test_a_variant_is_a_name_and_words_of_a_command_line():
         (["--variant", ": --kl.beta 0"], "expected a name"),
         (["--variant", "a: --kl.bta 0"], "kl.bta"),
         (["--variant", "a", "--seeds", "1,x"], "--seeds '1,x'"),
+        (["--variant", "a", "--last", "0"], "--last 0: expected a number of points from 1"),
+        ([], "expected --variant or --variants"),
+        (["--variants", "absent.yaml"], "absent.yaml"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is(words, message, tmp_path, capsys):
@@ -43,18 +51,56 @@ def test_what_cannot_be_run_is_refused_before_anything_is(words, message, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_the_table_has_the_last_values_mean_and_ends_and_what_failed():
-    def run(last: float, entropy: float) -> dict:
-        return {"points": [[0, 0.0], [1, last]], "entropy": entropy, "seconds": 2.0}
+@pytest.mark.parametrize(
+    "text", ["- a\n- b\n", "a: [--kl.beta, 0]\n", "1: --kl.beta 0\n", "a: {kl.beta: 0}\n", "a: 'b\n"]
+)
+def test_a_file_of_other_things_than_names_and_settings_is_named(text, tmp_path):
+    (tmp_path / "v.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"v\.yaml: "):
+        read_variants(tmp_path / "v.yaml")
 
+
+def test_a_file_of_variants_is_read_in_its_order_and_each_of_the_repository_s_is_accepted():
+    listed = read_variants(METHODS)
+    assert listed[0] == ("GRPO (default)", [])
+    assert ("refill", ["--rollout.refill", "{rounds: 3}"]) in listed
+    for variant in listed:
+        load_config(str(TOY), variant.overrides)
+
+
+def run(*values: float, entropy: float = 1.0) -> dict:
+    return {"points": [[step, value] for step, value in enumerate(values)], "entropy": entropy, "seconds": 2.0}
+
+
+def test_the_table_has_the_last_values_mean_its_interval_and_what_failed():
     record = {
         "metric": "m",
+        "last": 1,
         "variants": {"a": [], "b": ["--kl.beta", "0"]},
-        "runs": {"a": {"0": run(0.25, 1.0), "1": run(0.75, 2.0)}, "b": {"0": {"error": "broke"}}},
+        "runs": {"a": {"0": run(0, 0.25), "1": run(0, 0.75, entropy=2.0)}, "b": {"0": {"error": "broke"}}},
     }
     _, _, first, second = summary(record).splitlines()
-    assert "| 0.500 | 0.250 to 0.750 | 1.50 | 2 | 2 |" in first
+    # Student's t of one degree of freedom, 12.706 (any table), times sqrt(1/8) / sqrt(2)
+    assert "| 0.500 | -2.677 to 3.677 | - | 1.50 | 2 | 2 |" in first
     assert "seed 0: broke" in second and "`--kl.beta 0`" in second
+
+
+def test_a_score_is_the_mean_of_the_last_points_and_stands_beside_the_first_variant_s():
+    a, b = [(9, 1, 3), (9, 2, 6), (9, 1, 5)], [(9, 8, 10), (9, 7, 9), (9, 8, 12)]
+    record = {
+        "metric": "m",
+        "last": 2,
+        "variants": {"a": [], "b": []},
+        "runs": {
+            "a": {str(i): run(*row) for i, row in enumerate(a)},
+            "b": {str(i): run(*row) for i, row in enumerate(b)},
+        },
+    }
+    _, _, first, second = summary(record).splitlines()
+    # Means 2, 4, 3 and 9, 8, 10: variances 1 and 1, so Welch's has 4 degrees of freedom: 2.7764 * sqrt(2 / 3) = 2.267
+    assert "m, mean of the last 2" in summary(record)
+    assert "| 3.000 | 0.516 to 5.484 | - |" in first
+    assert "| 9.000 | 6.516 to 11.484 | +6.000 (+3.733 to +8.267) |" in second
 
 
 @pytest.mark.slow  # six runs, each a process
