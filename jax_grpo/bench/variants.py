@@ -102,7 +102,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
     if len(values) < 2:
         return math.nan, math.nan
-    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.mean(values) - half, statistics.mean(values) + half
 
 
