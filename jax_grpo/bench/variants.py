@@ -90,10 +90,14 @@ def train(config: str, overrides: Sequence[str], metric: str) -> dict[str, Any]:
     return {"points": points, "entropy": entropies[-1] if entropies else None, "seconds": seconds}
 
 
+def finished(record: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """A variant's runs that did not fail."""
+    return [run for run in record["runs"].get(name, {}).values() if "error" not in run]
+
+
 def scores(record: Mapping[str, Any], name: str) -> list[float]:
-    """Of each run of a variant that did not fail: the mean of the metric's last `record["last"]` points."""
-    runs = [run["points"] for run in record["runs"].get(name, {}).values() if "error" not in run]
-    return [statistics.mean(value for _, value in points[-record["last"] :]) for points in runs]
+    """Of each finished run of a variant: the mean of the metric's last `record["last"]` points."""
+    return [statistics.mean(value for _, value in run["points"][-record["last"] :]) for run in finished(record, name)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -128,10 +132,10 @@ def summary(record: Mapping[str, Any]) -> str:
     ]
     first = scores(record, next(iter(record["variants"])))
     for name, settings in record["variants"].items():
-        runs = record["runs"].get(name, {})
-        done = [run for run in runs.values() if "error" not in run]
+        done = finished(record, name)
         shown = f"`{shlex.join(settings)}`" if settings else "as the config has them"
-        failed = "; ".join(f"seed {seed}: {run['error']}" for seed, run in runs.items() if "error" in run)
+        runs = record["runs"].get(name, {}).items()
+        failed = "; ".join(f"seed {seed}: {run['error']}" for seed, run in runs if "error" in run)
         if not done:
             lines.append(line(name, shown, failed or "not run", "", "", "", "", "0"))
             continue
@@ -184,7 +188,7 @@ def _draw_curves(axis: "Axes", record: Mapping[str, Any]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for name in record["variants"]:
-        runs = [run["points"] for run in record["runs"].get(name, {}).values() if "error" not in run]
+        runs = [run["points"] for run in finished(record, name)]
         if not runs:
             continue
         points_RN2 = np.array([run[: min(map(len, runs))] for run in runs], np.float64)
