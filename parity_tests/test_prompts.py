@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jax_grpo.config.sections import PromptsConfig
+from jax_grpo.evaluate.mates import PACKAGED_MATES
 from jax_grpo.positions.checked_files import PACKAGED
 from jax_grpo.positions.dataset import (
     PromptDataset,
@@ -149,7 +150,15 @@ def test_pgn_skips_what_has_no_move_to_play(tmp_path):
     assert len(read_positions(tmp_path / "drawn.pgn")) == 1, "played on with two bare kings"
 
 
+def test_rows_of_mates_in_one_are_labelled_with_their_mate(tmp_path):
+    (tmp_path / "mates.jsonl").write_text(json.dumps({"fen": BACK_RANK, "mate": "a1a8"}) + "\n")
+    (position,) = read_positions(tmp_path / "mates.jsonl")
+    assert (position.moves, position.evaluations, position.best) == (("a1a8",), (99.99,), None)
+    assert len(read_positions(PACKAGED_MATES)) == 600, "the packaged suite's rows are such"
+
+
 START = chess.STARTING_FEN
+BACK_RANK, TWO_MATES = (f"6k1/5ppp/8/8/8/8/8/R{files}K w - - 0 1" for files in ("6", "R5"))
 MATED = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
 
 
@@ -164,6 +173,17 @@ def _json(**row):
         ("a.jsonl", json.dumps({"fen": START[:-4]}), r"a.jsonl:1: FEN .* it has 4 fields; expected 6"),
         ("a.jsonl", json.dumps({"fen": None}), r"a.jsonl:1: FEN 'None' cannot be read"),
         ("a.jsonl", json.dumps({"fen": MATED}), r"a.jsonl:1: the game is over in 'rnb1kbnr/"),
+        ("a.jsonl", _json(mate="e2e4"), r"a.jsonl:1: mate 'e2e4' in .*; expected the one move that mates, found none"),
+        (
+            "a.jsonl",
+            json.dumps({"fen": TWO_MATES, "mate": "a1a8"}),
+            r"a.jsonl:1: mate 'a1a8' in .* found a1a8, b1b8",
+        ),
+        (
+            "a.jsonl",
+            json.dumps({"fen": BACK_RANK, "mate": "a1a8", "best": "a1a8"}),
+            r"a.jsonl:1: mate beside moves or best; expected one",
+        ),
         ("a.jsonl", "[" * 100_000, r"a.jsonl:1: not JSON"),
         (
             "a.jsonl",

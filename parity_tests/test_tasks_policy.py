@@ -124,3 +124,14 @@ def test_the_engines_five_are_five_however_many_moves_are_labelled(style):
     assert [row["top_five"] for row in judged] == [True] * 5 + [False] * 2
     if style == "full":
         assert [row["candidates_top_five"] for row in judged] == pytest.approx([0.8, 0.8, 0.8, 0.8, 1, 0.8, 0.8])
+
+
+@pytest.mark.parametrize("best_for_black", ["first", "last"])
+@pytest.mark.parametrize("fen", [START, START.replace(" w ", " b ")])
+def test_a_file_s_best_move_counts_where_it_is_the_only_label(fen, best_for_black):
+    move, other = ("e2e4", "d2d4") if " w " in fen else ("e7e5", "d7d5")
+    task = PolicyTask(TaskConfig(prompt_style="best_move", best_for_black=best_for_black))
+    prompt = task.prompt(Position(fen, best=move), 0)
+    scores = task.score([prompt, prompt], [f" {move}", f" {other}"])
+    for name in ("best_move", "top_five"):
+        assert scores[name].tolist() == [1, 0], name

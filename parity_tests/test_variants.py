@@ -1,12 +1,13 @@
 """`bench.variants`: settings against each other over seeds, each a real run."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from jax_grpo.bench import variants
-from jax_grpo.bench.variants import main, parse_variant, read_variants, summary
+from jax_grpo.bench.variants import arrivals, main, parse_variant, read_variants, summary
 from jax_grpo.config import load_config
 
 REPOSITORY = Path(__file__).parent.parent
@@ -103,6 +104,27 @@ def test_a_score_is_the_mean_of_the_last_points_and_stands_beside_the_first_vari
     assert "| 9.000 | 6.516 to 11.484 | +6.000 (+3.733 to +8.267) |" in second
 
 
+def test_the_way_to_a_score_is_measured_in_iterations_and_in_seconds_and_the_first_variant_s_stands_over_it():
+    record = {
+        "metric": "m",
+        "variants": {"a": [], "b": [], "c": []},
+        "runs": {
+            # 0.5 after 3 and 30 s; never
+            "a": {
+                "0": run(0, 0.1, 0.3, 0.5, 0.6) | {"clock": [0, 10, 20, 30, 40]},
+                "1": run(0, 0.4) | {"clock": [0, 9]},
+            },
+            # 0.5 between the first two points, at five eighths: 0.625 and 15 s; of seed 1 there is nothing to compare with
+            "b": {"0": run(0, 0.8) | {"clock": [0, 24]}, "1": run(0.1, 0.5) | {"clock": [0, 25]}},
+            "c": {"0": {"error": "broke"}},
+        },
+    }
+    _, _, first, second, third = arrivals(record, 0.5).splitlines()
+    assert first == "| a | 3 not by seed 1 | 1.00 (1.00 to 1.00) | 30 | 1.00 (1.00 to 1.00) |"
+    assert second == "| b | 1 | 4.80 (4.80 to 4.80) | 20 | 2.00 (2.00 to 2.00) |"
+    assert third == "| c | not by seed 0 |  |  |  |"
+
+
 @pytest.mark.slow  # six runs, each a process
 def test_settings_are_run_over_seeds_and_those_that_are_done_are_kept(tmp_path, capsys, monkeypatch):
     (tmp_path / "c.yaml").write_text(TINY)
@@ -122,11 +144,13 @@ def test_settings_are_run_over_seeds_and_those_that_are_done_are_kept(tmp_path, 
 
     calls, train = [], variants.train
     monkeypatch.setattr(variants, "train", lambda *given: calls.append(given) or train(*given))
-    main([*shared, "--variant", "moves", "--seeds", "0,1"])
+    main([*shared, "--variant", "moves", "--seeds", "0,1", "--reach", "2"])
     runs = json.loads(file.read_text())["runs"]
+    assert all(0 < earlier < later for run in first["still"].values() for earlier, later in pairwise(run["clock"]))
     assert len(calls) == 2 and runs["still"] == first["still"]
     assert runs["moves"]["0"]["points"][0] == runs["still"]["0"]["points"][0], "one start, one draw"
     assert runs["moves"]["0"]["points"][-1] != runs["still"]["0"]["points"][-1]
+    assert "| moves | not by seed 0, 1 |" in capsys.readouterr().out, "a reward of at most 1"
     assert (tmp_path / "out" / "variants.png").stat().st_size > 0
 
     with pytest.raises(SystemExit, match=r"1 run\(s\) failed: the run has no rewrd; expected one of .*reward/mean"):

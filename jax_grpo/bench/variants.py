@@ -10,6 +10,7 @@ entropy by iteration. A record is written after each run, and a run that is ther
 """
 
 import argparse
+import itertools
 import math
 import shlex
 import statistics
@@ -24,6 +25,7 @@ import yaml
 
 from jax_grpo.bench.harness import command_of, command_parser, header, line, save, saved
 from jax_grpo.bench.machine import line_of, machine
+from jax_grpo.bench.score_curves import first_reached
 from jax_grpo.config import ConfigError, check_files, load_config
 from jax_grpo.report.records import read_records
 from jax_grpo.system.process import failure
@@ -67,7 +69,10 @@ def read_variants(file: Path) -> list[Variant]:
 
 
 def train(config: str, overrides: Sequence[str], metric: str) -> dict[str, Any]:
-    """One run's points [iteration, metric], its last entropy in nats and its seconds of training; `error` where it fails."""
+    """One run's points [iteration, metric], the seconds of training before each (`clock`) and in all, its last entropy in nats.
+
+    `error` where it fails. Evaluations are no part of the seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="variants-") as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "jax_grpo.train", "--config", config, *overrides, "--run_dir", str(run)]
@@ -81,13 +86,20 @@ def train(config: str, overrides: Sequence[str], metric: str) -> dict[str, Any]:
         if child.returncode:
             return {"error": failure(child.stderr, child.returncode)}
         records = read_records(run / "metrics.jsonl")
-    points = [[record["iteration"], record[metric]] for record in records if record.get(metric) is not None]
-    if not points:
+    clocks = itertools.accumulate(record.get(SECONDS, 0.0) for record in records)
+    measured = [
+        (record, clock) for record, clock in zip(records, clocks, strict=True) if record.get(metric) is not None
+    ]
+    if not measured:
         named = sorted({name for record in records for name in record})
         return {"error": f"the run has no {metric}; expected one of {', '.join(named)}"}
     entropies = [record[ENTROPY] for record in records if record.get(ENTROPY) is not None]
-    seconds = sum(record.get(SECONDS, 0.0) for record in records)
-    return {"points": points, "entropy": entropies[-1] if entropies else None, "seconds": seconds}
+    return {
+        "points": [[record["iteration"], record[metric]] for record, _ in measured],
+        "clock": [clock for _, clock in measured],
+        "entropy": entropies[-1] if entropies else None,
+        "seconds": sum(record.get(SECONDS, 0.0) for record in records),
+    }
 
 
 def finished(record: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -119,6 +131,44 @@ def beyond(values: Sequence[float], first: Sequence[float]) -> str:
         return difference
     low, high = stats.ttest_ind(values, first, equal_var=False).confidence_interval()
     return f"{difference} ({low:+.3f} to {high:+.3f})"
+
+
+def arrival(run: Mapping[str, Any], score: float) -> tuple[float, float] | None:
+    """(iterations, seconds) until a run's metric is `score`, see `first_reached`; None where it never is."""
+    points = zip(run["points"], run["clock"], strict=True)
+    marks = [{"iteration": step, "seconds": clock, "score": value} for (step, value), clock in points]
+    steps, seconds = (first_reached(marks, score, "score", axis) for axis in ("iteration", "seconds"))
+    return None if steps is None or seconds is None else (steps, seconds)
+
+
+def arrivals(record: Mapping[str, Any], score: float) -> str:
+    """Markdown: for each variant, iterations and seconds until the metric is `score`, and the first variant's over them.
+
+    Means over seeds; the ratios are means of the seeds' own, both runs of one seed, with the lowest and the highest.
+    """
+    lines = [
+        header("variant", f"iterations until {record['metric']} {score:g}", "the first's over them", "seconds", "ratio")
+    ]
+    first = record["runs"].get(next(iter(record["variants"])), {})
+    for name in record["variants"]:
+        came, ratios, missed = [], [], []
+        for seed, run in record["runs"].get(name, {}).items():
+            if "error" in run or (reached := arrival(run, score)) is None:
+                missed.append(seed)
+                continue
+            came.append(reached)
+            beside = None if seed not in first or "error" in first[seed] else arrival(first[seed], score)
+            if beside is not None:
+                ratios.append([theirs / max(ours, 1e-9) for theirs, ours in zip(beside, reached, strict=True)])
+        never = f"not by seed {', '.join(missed)}" if missed else ""
+        if not came:
+            lines.append(line(name, never or "not run", "", "", ""))
+            continue
+        steps, seconds = (statistics.mean(column) for column in zip(*came, strict=True))
+        shown = [f"{statistics.mean(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in zip(*ratios, strict=True)]
+        by_steps, by_seconds = shown or ("-", "-")
+        lines.append(line(name, f"{steps:.0f} {never}".strip(), by_steps, f"{seconds:.0f}", by_seconds))
+    return "\n".join(lines)
 
 
 def summary(record: Mapping[str, Any]) -> str:
@@ -212,6 +262,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     option("--seeds", default="0,1,2", help="with commas between (default: 0,1,2)")
     option("--metric", default="reward/mean", help="of metrics.jsonl (default: reward/mean)")
     option("--last", type=int, default=1, metavar="N", help="a run's score is the mean of its last N points (1)")
+    option("--reach", type=float, metavar="SCORE", help="also: iterations and seconds until the metric is SCORE")
     option("--out", required=True, type=Path, metavar="DIR", help="variants.json, .md and .png")
     arguments = parser.parse_args(argv)
     if arguments.last < 1:
@@ -268,6 +319,8 @@ def main(argv: list[str] | None = None) -> None:
             said = runs[seed].get("error") or f"{record['metric']} {runs[seed]['points'][-1][1]:.4f}"
             print(f"seed {seed}, {variant.name}: {said}", flush=True)
     table = summary(record)
+    if arguments.reach is not None:
+        table += f"\n\n{arrivals(record, arguments.reach)}"
     (arguments.out / "variants.md").write_text(f"`{record['command']}`\n\n{line_of(record['machine'])}\n\n{table}\n")
     draw(record, arguments.out / "variants.png")
     print(table)

@@ -24,7 +24,7 @@ from jax_grpo.system.whole_files import file_hash, written_whole
 
 ASSETS = Path(__file__).parents[1] / "assets"
 PACKAGED = ASSETS / "positions"
-CHECKER = 1  # raised when `positions.files` accepts other rows than before, or reads them otherwise
+CHECKER = 2  # raised when `positions.files` accepts other rows than before, or reads them otherwise
 LARGEST = 2 * 10**9  # bytes of positions stored; beyond them what was used longest ago goes
 
 

@@ -2,7 +2,8 @@
 
 Columns: `fen` (required), and optionally `history`, `moves`, `evaluations` (lists; in CSV separated by spaces) and `best`.
 `moves` stand in the engine's order, best first; they are not sorted here (only RookWorld rows, which come shuffled, are).
-`game`, a number or a name, says which positions are of one game.
+`game`, a number or a name, says which positions are of one game. `mate`, as `jax_grpo.data mates` writes it, stands for
+`moves` and `evaluations`: the one legal move that mates, and what a mate in one is worth.
 Arbiter rows have `fen`, `history`, `move`, `next_fen`, `reward`, `terminated` and `truncated`.
 """
 
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jax_grpo.positions import rookworld
-from jax_grpo.positions.position import Position
+from jax_grpo.positions.position import MATE_PAWNS, Position, mating_moves
 from jax_grpo.positions.rookworld import RowError
 from jax_grpo.positions.table import ROWS_AT_ONCE
 
@@ -79,6 +80,8 @@ def _position(row: Mapping[str, Any]) -> Position:
     if not any(board.legal_moves):
         raise RowError(f"the game is over in {fen!r}; expected a position with a move to play")
     history, moves = tuple(map(str, _list(row, "history"))), tuple(map(str, _list(row, "moves")))
+    if row.get("mate"):
+        moves, evaluations = _mate(str(row["mate"]), board, labelled=bool(moves or row.get("best")))
     for move in history:
         if not rookworld.UCI.fullmatch(move):
             raise RowError(f"{move!r} in history is not a UCI move such as 'e2e4'")
@@ -88,6 +91,16 @@ def _position(row: Mapping[str, Any]) -> Position:
     rookworld.check_legal(moves if best is None else (*moves, str(best)), board, fen)
     move, next_state = (None, None) if row.get("next_fen") is None else _outcome(row, board, fen)
     return Position(fen, history, moves, evaluations, best, move, next_state, _game_number(row.get("game")))
+
+
+def _mate(mate: str, board: chess.Board, *, labelled: bool) -> tuple[tuple[str], tuple[float]]:
+    """The labels of a row of mates in one; another mate would be scored as a miss."""
+    if labelled:
+        raise RowError("mate beside moves or best; expected one of them")
+    if (mates := mating_moves(board)) != [mate]:
+        found = ", ".join(mates) or "none"
+        raise RowError(f"mate {mate!r} in {board.fen()!r}; expected the one move that mates, found {found}")
+    return (mate,), (MATE_PAWNS - 0.01,)
 
 
 def _game_number(game: object) -> int | None:

@@ -142,9 +142,11 @@ class PolicyTask(Task):
     def _row(self, position: Position, answer: Answer, pawns: float | None) -> dict[str, float]:
         legal = legal_moves(position.fen)
         labels = dict(zip(position.moves, position.evaluations, strict=True))
-        first = set(position.moves[:CANDIDATES])  # a file, or task.engine.multipv, may have more
+        # A file, or task.engine.multipv, may have more moves than candidates; a file may have the best one alone.
+        ranked = position.moves[:CANDIDATES] or ((position.best,) if position.best else ())
+        first = set(ranked)
         worst_wanted = self._best_for_black == "last" and " b " in position.fen
-        best = position.moves[:CANDIDATES][-1:] if worst_wanted else position.moves[:1]
+        best = ranked[-1:] if worst_wanted else ranked[:1]
         row = {
             "malformed": float(not answer.structured or not UCI.fullmatch(answer.best)),
             "legal": float(answer.best in legal),
