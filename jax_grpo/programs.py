@@ -20,7 +20,7 @@ from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.episodes import Partner, Played
 from jax_grpo.rollout.generate import Rollout, padded_length
 from jax_grpo.rollout.sampling import Sampling
-from jax_grpo.rollout.texts import Texts
+from jax_grpo.rollout.texts import BATCH, Texts
 from jax_grpo.tasks.base import Task
 from jax_grpo.tasks.episodes import EpisodicTask
 from jax_grpo.update import TrainState, make_score, make_update
@@ -46,18 +46,14 @@ def make_programs(
     The tokenizer's vocabulary bounds what is sampled, the task's stop rule ends it.
 
     Raises:
-        ConfigError: the config has episodes, and the task answers no completion; or it does, and there is a mesh.
+        ConfigError: the config has episodes, and the task answers no completion; or it asks a policy, `BATCH` prompts at a time,
+            which do not divide over the mesh.
     """
     how, windows = config.rollout, config.windows()
     if config.task.episode is not None and not isinstance(task, EpisodicTask):
         raise ConfigError(
             f"task.episode.turns is {windows.turns}, but the task {task.name!r} answers no completion: leave task.episode out, ask "
             f"task.name guess, or give a task that is an EpisodicTask"
-        )
-    if layout is not ONE_DEVICE and isinstance(task, EpisodicTask):
-        raise ConfigError(
-            f"mesh is of {config.mesh.devices} devices, and the task {task.name!r} answers completions, which it does on one "
-            f"alone; leave mesh out"
         )
     sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p, how.repetition_penalty)
     texts = Texts(tokenizer, task.stop_rule, how.max_new_tokens)
@@ -68,7 +64,12 @@ def make_programs(
     update = make_update(graphdef, config, config.optimizer_steps(), layout)
     partner = None
     if isinstance(task, EpisodicTask) and task.asks is not None:
-        partner = Partner(texts, texts.program(graphdef, sampling), config.prompts.max_prompt_tokens)
+        if BATCH % (parts := config.mesh.prompt_parts):
+            raise ConfigError(
+                f"task {task.name!r} asks a policy {BATCH} prompts at a time, which mesh.data {config.mesh.data} x mesh.fsdp "
+                f"{config.mesh.fsdp} = {parts} devices must divide"
+            )
+        partner = Partner(texts, texts.program(graphdef, sampling, layout=layout), config.prompts.max_prompt_tokens)
     return Programs(generate, score, update, next_turn, partner)
 
 

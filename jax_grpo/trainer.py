@@ -308,8 +308,10 @@ class Trainer:
             self.next_turn,
             self.partner,
         )
-        drawn = numbers_P, config.seed, iteration
-        return episodes.play(self.state.params, prompts, tokens, *drawn, phases, lambda: self.task.prepare(prompts))
+        drawn, own = (numbers_P, config.seed, iteration), processes.own(len(prompts))
+        return episodes.play(
+            self.state.params, prompts, tokens, *drawn, phases, lambda: self.task.prepare(prompts[own])
+        )
 
     def _reward(self, iteration: int, prompts: list[Prompt], rollout: Rollout | Played) -> Scored:
         """Stop-truncated texts, their raw components [B], and the weighted sum with penalties.
@@ -317,17 +319,16 @@ class Trainer:
         Each process reads and scores the completions of its own share of the prompts.
         """
         config, rollout = self.config, processes.gathered(rollout)
-        mine, asked = rollout, prompts
-        if processes.count() > 1:
-            own, group = processes.own(config.prompts.per_iteration), config.rollout.group_size
-            mine = jax.tree.map(lambda x: x[own], rollout)
-            asked = prompts[own.start * group : own.stop * group]
-        if isinstance(mine, Played):
-            judged = mine.episodes
+        own, group = processes.own(config.prompts.per_iteration), config.rollout.group_size
+        own_B = slice(own.start * group, own.stop * group)
+        asked = prompts[own_B]
+        ids = completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)[own_B]
+        if isinstance(rollout, Played):
+            judged = rollout.episodes[own_B]
         else:
             states_B = [prompt.start_state for prompt in asked]
+            mine = rollout if processes.count() == 1 else jax.tree.map(lambda x: x[own], rollout)
             judged = decode_completions(mine, self.tokenizer, self.task.stop_rule, states_B)
-        ids = completion_ids(mine.completion_ids_PGC, mine.completion_mask_PGC)
         state = TrainerState(iteration, config.iterations)
         completions, components, logged = shared_score(self.task, asked, judged, ids, state)
         rewards_B = total_reward(components, self.task.component_weights)

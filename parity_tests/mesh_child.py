@@ -23,6 +23,7 @@ from short_runs import lines_without_times, write_inputs
 
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import load_config
+from jax_grpo.config.tasks import Windows
 from jax_grpo.memory.dumps import instructions
 from jax_grpo.mesh import layout_of
 from jax_grpo.model.gpt2 import GPT2
@@ -30,6 +31,7 @@ from jax_grpo.rollout import decoding
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate
 from jax_grpo.rollout.sampling import Sampling
+from jax_grpo.rollout.turns import make_next_turn, past_columns
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import load
 from jax_grpo.train import train
@@ -37,7 +39,7 @@ from jax_grpo.update import init_state, make_score, make_step
 
 DEVICES = 8
 # Four heads, so that `tensor` may be 4; the vocabulary of 131 has 256 rows, a size that no other axis has.
-SIZES = dataclasses.replace(TINY, num_layers=1, num_heads=4)
+SIZES = dataclasses.replace(TINY, num_layers=1, num_heads=4, max_position_embeddings=80)
 PROMPTS, GROUP, PROMPT, NEW = 16, 2, 8, 6
 RUN = [
     *("--model.param_dtype", "float64", "--model.compute_dtype", "float64", "--update.total_steps", "8"),
@@ -165,20 +167,21 @@ def score(case: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(("logp", "entropy"), errors, strict=True))
 
 
-def generated(case: dict[str, Any]):
-    decoding.LEAST_CHUNK = (
-        decoding.CHUNK_MULTIPLE
-    )  # two chunks of the cache, and some prompts' completions end before the others
-    graphdef, params = model("float64")
+def decoding_settings(case: dict[str, Any]) -> DecodingSettings:
+    # Two chunks of the cache, and some prompts' completions end before the others.
+    decoding.LEAST_CHUNK = decoding.CHUNK_MULTIPLE
     stops = np.arange(SIZES.vocab_size) % 16 == 0
-    table = np.stack([stops.astype(np.int32), np.ones(SIZES.vocab_size, np.int32)])
-    how = DecodingSettings(
+    return DecodingSettings(
         vocab_size=SIZES.vocab_size,
         pad_id=0,
         sampling=Sampling(**case.get("sampling", {})),
-        stop_table_SV=table,
+        stop_table_SV=np.stack([stops.astype(np.int32), np.ones(SIZES.vocab_size, np.int32)]),
         accept_state=1,
     )
+
+
+def generated(case: dict[str, Any]):
+    (graphdef, params), how = model("float64"), decoding_settings(case)
     layout = layout_of(settings(case).mesh)
     generate = make_generate(graphdef, how, group_size=GROUP, max_new_tokens=20, layout=layout)
     tokens, numbers = batch("float64").tokens, jnp.arange(PROMPTS) * 3 + 5
@@ -188,13 +191,41 @@ def generated(case: dict[str, Any]):
     return jax.device_get(compiled(*given, 7, jnp.int32(3), caps)), collectives(compiled.as_text())
 
 
+def turns(case: dict[str, Any]):
+    """Three turns of episodes whose observations are drawn beforehand, of 0 to 3 tokens; some episodes end after a turn."""
+    (graphdef, params), how = model("float64"), decoding_settings(case)
+    layout, windows, rng = layout_of(settings(case).mesh), Windows(3, 18, 3), np.random.default_rng(5)
+    sizes = {"group_size": GROUP, "layout": layout}
+    generate = make_generate(
+        graphdef, how, max_new_tokens=windows.completion, past_columns=past_columns(windows), **sizes
+    )
+    next_turn = make_next_turn(graphdef, how, windows=windows, **sizes)
+    tokens, numbers, states = batch("float64").tokens, jnp.arange(PROMPTS) * 3 + 5, jnp.zeros(PROMPTS, jnp.int32)
+    params, caps = layout.place(params), jnp.arange(PROMPTS) % 3 + windows.completion - 2
+    drawn, moved = (states, numbers, 7, jnp.int32(3), caps), []
+    rollout, kept = generate(params, tokens.prompt_ids_PT, tokens.prompt_mask_PT, *drawn)
+    written, goes_on_PG = [jax.device_get(rollout)], np.ones((PROMPTS, GROUP), bool)
+    for turn in range(1, windows.turns):
+        ids_PGO = rng.integers(0, SIZES.vocab_size, (PROMPTS, GROUP, windows.observation)).astype(np.int32)
+        goes_on_PG &= rng.random((PROMPTS, GROUP)) < 0.7
+        mask_PGO = np.arange(windows.observation) >= rng.integers(0, windows.observation, (PROMPTS, GROUP, 1))
+        asked = (tokens.prompt_mask_PT, ids_PGO, mask_PGO.astype(np.int32), goes_on_PG, *drawn, jnp.int32(turn))
+        if turn == 1:
+            compiled = next_turn.lower(params, kept, rollout, *asked).compile()
+            moved = collectives(compiled.as_text())
+        rollout, kept = next_turn(params, kept, rollout, *asked)
+        written.append(jax.device_get(rollout))
+    return jax.tree.map(lambda *x: np.stack(x), *written), moved
+
+
 @functools.cache
 def one_rollout(what: str):
-    return generated(json.loads(what))
+    case = json.loads(what)
+    return MADE[case["do"]](case)
 
 
 def rollout(case: dict[str, Any]) -> dict[str, Any]:
-    (found, moved), (reference, _) = generated(case), one_rollout(json.dumps(case | {"mesh": {}}))
+    (found, moved), (reference, _) = MADE[case["do"]](case), one_rollout(json.dumps(case | {"mesh": {}}))
     return {
         "tokens": bool((found.completion_ids_PGC == reference.completion_ids_PGC).all()),
         "masks": bool((found.completion_mask_PGC == reference.completion_mask_PGC).all()),
@@ -242,7 +273,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-CASES = {"step": step, "score": score, "rollout": rollout, "run": run}
+MADE = {"rollout": generated, "turns": turns}
+CASES = {"step": step, "score": score, "rollout": rollout, "turns": rollout, "run": run}
 
 
 def tried(case: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,15 @@ OBSERVED = "{turns: 2, max_observation_tokens: 76}"
 PLAYER = ["--model", "{weights: packaged:rook-small, tokenizer: chess}"]
 GENTLER = ["--update.learning_rate", "3e-4", "--prompts.per_iteration", "2"]
 GAME = [*PLAYER, *GENTLER, "--task.name", "game", "--task.opponent", "capture", "--task.episode", OBSERVED]
+# Episodes in float64, for random weights and for a model that knows some chess and is its own opponent.
+EPISODES = {
+    "guess": [*("--task", "{name: guess, prompt_style: full, episode: {turns: 3}}"), "--rollout.max_new_tokens", "2"],
+    "game": [
+        *("--model", "{weights: packaged:rook-small, tokenizer: chess, param_dtype: float64, compute_dtype: float64}"),
+        *("--task", "{name: game, opponent: self, episode: {turns: 2, max_observation_tokens: 76}}"),
+        *("--rollout.max_new_tokens", "4", "--update.learning_rate", "3e-4"),
+    ],
+}
 TASKS = {"policy": [], "environment": ENVIRONMENT, "mixed": MIXED, "guess": GUESS, "game": GAME}
 
 

@@ -16,6 +16,7 @@ import pydantic
 import pytest
 from conftest import PATIENCE_S, config
 from mesh_child import DEVICES
+from short_runs import EPISODES
 
 from jax_grpo.config import ConfigError
 from jax_grpo.mesh import PARAMETERS, layout_of, require_fitting, spec
@@ -74,9 +75,19 @@ SLOW_ROLLOUTS = [
 ]
 SCORES = [case("score", MIXED, head=COLUMNS)]
 REFILLED = ["--rollout.refill.rounds", "3", "--rollout.group_size", "2"]  # two completions often earn the same
+TURNS = [case("turns", {"data": 4, "fsdp": 2}), case("turns", MIXED)]
+SLOW_TURNS = [
+    *(
+        case("turns", mesh)
+        for mesh in ({"data": 8}, {"fsdp": 8}, {"tensor": 2}, {"tensor": 4}, {"data": 2, "tensor": 4})
+    ),
+    case("turns", MIXED, sampling={"top_k": 9, "top_p": 0.9, "repetition_penalty": 1.4}),
+]
 RUNS = [
     case("run", {"data": 2, "fsdp": 2}, then={"fsdp": 2, "tensor": 2}),
     case("run", {"data": 4}, then={"data": 2}, options=REFILLED),
+    case("run", {"data": 2, "fsdp": 2}, then={"fsdp": 2, "tensor": 2}, options=EPISODES["guess"]),
+    case("run", {"data": 2}, then={"fsdp": 2, "tensor": 2}, options=EPISODES["game"]),
 ]
 
 
@@ -124,7 +135,7 @@ def test_a_step_is_that_of_one_device(one, found):
         assert record[name] < tolerance, name
 
 
-@pytest.mark.parametrize("one", marked(ROLLOUTS, SLOW_ROLLOUTS))
+@pytest.mark.parametrize("one", marked(ROLLOUTS + TURNS, SLOW_ROLLOUTS + SLOW_TURNS))
 def test_a_rollout_is_that_of_one_device_token_for_token(one, found):
     record = found
     assert record["tokens"] and record["masks"] and record["stopped"]
@@ -173,7 +184,7 @@ def test_a_step_moves_neither_the_logits_nor_the_whole_embedding(one, found):
             assert VOCABULARY not in sizes, f"{opcode} of the whole embedding: {sizes}"
 
 
-@pytest.mark.parametrize("one", marked(ROLLOUTS, SLOW_ROLLOUTS))
+@pytest.mark.parametrize("one", marked(ROLLOUTS + TURNS, SLOW_ROLLOUTS + SLOW_TURNS))
 def test_a_rollout_moves_no_embedding_and_without_tensor_nothing_in_its_loop(one, found):
     """Gathered over fsdp once; over `tensor` logits found by columns are drawn from by rows, a share of which is moved."""
     record, mesh = found, json.loads(one)["mesh"]
@@ -216,10 +227,6 @@ def _refusal(**sections: Any) -> str:
         ({"mesh": {"data": 4}, "update": {"minibatches": 4}}, "must be a multiple of 16"),
         ({"mesh": {"data": 2}, "update": {"micro_batches": "auto"}}, "update.micro_batches is 'auto'.*mesh.data 2"),
         ({"mesh": {"fsdp": 2}, "update": {"offload_optimizer": True}}, "update.offload_optimizer true.*mesh.fsdp 2"),
-        (
-            {"mesh": {"data": 2}, "task": {"name": "guess", "prompt_style": "full", "episode": {"turns": 2}}},
-            "task.episode",
-        ),
         (
             {"mesh": {"tensor": 2}, "lm_head": {"implementation": "pallas"}},
             "lm_head.implementation pallas.*mesh.tensor 2",

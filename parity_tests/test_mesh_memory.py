@@ -72,11 +72,12 @@ def test_a_mesh_that_cannot_be_is_one_sentence(words, message, tmp_path):
         main(["--config", str(tmp_path / "c.yaml"), "--target", "cpu", *words])
 
 
-def report(folder: Path, target: str, *words: str) -> dict:
-    """Of the tiny run, by the command line."""
-    (folder / "c.yaml").write_text(CONFIG)
+def report(folder: Path, target: str, *words: str, config: Path | None = None) -> dict:
+    """Of the tiny run, or of a config, by the command line."""
+    if config is None:
+        (config := folder / "c.yaml").write_text(CONFIG)
     file = folder / "report.json"
-    command = [sys.executable, "-m", "jax_grpo.memory", "--config", str(folder / "c.yaml"), "--target", target]
+    command = [sys.executable, "-m", "jax_grpo.memory", "--config", str(config), "--target", target]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
         [*command, "--json", str(file), *words], capture_output=True, text=True, check=False, env=environment
@@ -109,3 +110,18 @@ def test_figures_are_of_each_device(target, tmp_path):
     times = 1 if target == "cpu" else 2
     assert times * whole * 3 / 4 <= gathered < 1.01 * times * whole * 3 / 4, "and little else"
     assert scattered == 2 * whole * 3 / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_episodes_caches_are_written_in_place_and_cut_over_the_mesh(target, mesh, tmp_path):
+    """What goes from turn to turn: keys and values of prompts, of earlier turns and of the newest, and which of them count."""
+    config, words = Path(__file__).parents[1] / "configs" / "guess.yaml", [f"{axis}={n}" for axis, n in mesh.items()]
+    found = report(tmp_path, target, *(["--mesh", ",".join(words)] if words else []), config=config)
+    later = next(program for program in found["programs"] if program["name"] == "rollout/later turns")
+    prompts, group, layers, width, columns = 64 // mesh.get("data", 1), 8, 2, 64 // mesh.get("tensor", 1), 2 * (2 + 8)
+    kept = prompts * (16 + group * (columns + 2 - 1)) * 2 * layers * width * 4 + prompts * group * columns
+    print(f"{target}, {mesh}: {later['aliased']} bytes in place of {kept}")
+    assert kept <= later["aliased"] < kept + 4096, "in blocks of 64 bytes"
+    assert sum(later["parts"].values()) == later["total"]

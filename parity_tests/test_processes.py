@@ -16,7 +16,7 @@ import pydantic
 import pytest
 from conftest import PATIENCE_S, config, relative_error
 from processes_child import ROWS, STATE_AFTER, state
-from short_runs import finish, lines, lines_without_times, signal_after, start
+from short_runs import EPISODES, finish, lines, lines_without_times, signal_after, start
 
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.mesh import processes
@@ -163,6 +163,21 @@ def test_two_processes_draw_further_prompts_and_move_the_reference_as_one_does(f
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("task", EPISODES)
+def test_two_processes_play_the_episodes_of_one(task, folder):
+    """Each answers its share of the guesses and is told the others' answers; games against the policy are answered by both."""
+    options = [*EPISODES[task], "--logging.samples_every", "2"]
+    for count in (1, 2):
+        for process in start_all(folder, f"{task}{count}", count, *options):
+            finish(process)
+    parameters, metrics = differences(folder / f"{task}2", folder / f"{task}1")
+    print(f"2 processes: parameters {parameters:.1e}, metrics {metrics:.1e} (tolerance {TOLERANCE:.0e})")
+    assert parameters < TOLERANCE and metrics < TOLERANCE
+    said = [(folder / f"{task}{count}" / "samples.jsonl").read_text() for count in (1, 2)]
+    assert said[0] == said[1] and said[0].count("\n") >= 2, "and every turn of the samples is the same"
+
+
+@pytest.mark.slow
 def test_when_one_is_killed_the_others_end_and_the_run_continues_on_any_number(folder):
     processes_of_run, run = start_all(folder, "killed", 2), folder / "killed"
     signal_after(processes_of_run[1], run, 4, signal.SIGKILL)
@@ -213,7 +228,8 @@ def test_a_stop_signal_to_one_stops_all_after_the_same_iteration(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_quickstart_to_the_metrics_of_one(tmp_path):
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_processes_train_the_quickstart_to_the_metrics_of_one(count, tmp_path):
     """Its model, positions and settings, in float64, so that draws are the same; two iterations and the evaluation before."""
     small = [
         *("--model.param_dtype", "float64", "--model.compute_dtype", "float64", "--iterations", "2"),
@@ -230,11 +246,11 @@ def test_two_processes_train_the_quickstart_to_the_metrics_of_one(tmp_path):
             finish(process)
         return lines_without_times(tmp_path / name)
 
-    together = ["--mesh.coordinator", free_address(), "--mesh.processes", "2", *MESHES[2]]
-    found = trained("two", *([*together, "--mesh.process", str(number)] for number in range(2)))
+    together = ["--mesh.coordinator", free_address(), "--mesh.processes", str(count), *MESHES[count]]
+    found = trained("several", *([*together, "--mesh.process", str(number)] for number in range(count)))
     expected = trained("one", [])
     worst, name = max((abs(a[name] - b[name]), name) for a, b in zip(found, expected, strict=True) for name in b)
-    print(f"two processes, {len(expected)} records of the quickstart: {worst:.1e} ({name})")
+    print(f"{count} processes, {len(expected)} records of the quickstart: {worst:.1e} ({name})")
     assert worst < 1e-9, "a thousand times the tiny model's sums"
 
 

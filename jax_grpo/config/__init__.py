@@ -173,8 +173,6 @@ class Config(sections.Section):
             )
         if update.offload_optimizer:
             yield f"update.offload_optimizer true needs one device, and there is {axes}; mesh.fsdp makes moments smaller too"
-        if self.task.episode is not None:
-            yield f"task.episode needs one device, and there is {axes}: episodes of several turns know no mesh yet"
         if mesh.tensor > 1 and self.lm_head.implementation == "pallas":
             yield (
                 f"lm_head.implementation pallas has kernels of the whole vocabulary, which mesh.tensor {mesh.tensor} cuts; "

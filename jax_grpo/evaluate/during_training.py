@@ -138,7 +138,9 @@ class Evaluator:
             rows = np.resize(np.arange(len(prompts)), BATCH)
             asked, numbers_P = [prompts[int(row)] for row in rows], np.array(numbers, np.int32)[rows]
             filled = asked, PromptTokens(tokens.ids_PT[rows], tokens.mask_PT[rows]), numbers_P
-            played = player.play(params, *filled, self._seed, 0, Phases())
+            own = processes.own(len(self.prompts))  # those that this process scores
+            own_P = (numbers_P >= own.start) & (numbers_P < own.stop)
+            played = player.play(params, *filled, self._seed, 0, Phases(), own_P=own_P)
             episodes += played.episodes[: len(prompts)]
             ids += completion_ids(played.completion_ids_PGC, played.completion_mask_PGC)[: len(prompts)]
         return episodes, ids

@@ -136,7 +136,7 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
     programs = [Program("rollout", functions.generate, inputs, ("parameters",))]
     if functions.next_turn is not None:
         rollout, kept = rollout
-        later = _later_turn_arguments(inputs, rollout, kept, config.windows().observation)
+        later = _later_turn_arguments(inputs, rollout, kept, config.windows().observation, layout)
         programs.append(Program(LATER_TURNS, functions.next_turn, later, ("parameters",)))
         rollout = _in_columns(rollout, config.windows().columns)
     bare: Batch = layout.rows(jax.eval_shape(unscored, *inputs[1:3], rollout))
@@ -150,7 +150,7 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
 
     if functions.partner is not None:
         held = reference if getattr(task, "asks", None) == "reference" else params
-        asked = _generation_arguments(held, during_training.BATCH, padded_prompt(config))
+        asked = _generation_arguments(held, during_training.BATCH, padded_prompt(config), layout)
         programs.append(
             Program("partner", functions.partner.program, asked, ("parameters" if held is params else "reference",))
         )
@@ -166,7 +166,7 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
         given = inputs
         if name.endswith(during_training.LATER_TURNS):
             first, kept = jax.eval_shape(modes[name.removesuffix(during_training.LATER_TURNS)], *inputs)
-            given = _later_turn_arguments(inputs, first, kept, config.windows().observation)
+            given = _later_turn_arguments(inputs, first, kept, config.windows().observation, layout)
         programs.append(Program(f"{EVALUATION}{name}", jitted, given, ("parameters",)))
     return Run(tuple(programs), resident, in_host, sizes, assumed, config.mesh.sizes)
 
@@ -188,11 +188,14 @@ def _generation_arguments(params: Any, prompts: int, width: int, layout: Layout 
     return params, *layout.rows((tokens, tokens, each, each, one, one, each))
 
 
-def _later_turn_arguments(first: tuple[Any, ...], rollout: Rollout, kept: Kept, observation: int) -> tuple[Any, ...]:
+def _later_turn_arguments(
+    first: tuple[Any, ...], rollout: Rollout, kept: Kept, observation: int, layout: Layout
+) -> tuple[Any, ...]:
     """Arguments of `rollout.turns.make_next_turn`'s program after those of the first turn and what it returned."""
     params, _, mask_PT, state_P, number_P, seed, step, cap_P = first
     rows = rollout.stopped_PG.shape
     tokens, goes_on = jax.ShapeDtypeStruct((*rows, observation), jnp.int32), jax.ShapeDtypeStruct(rows, jnp.bool_)
+    kept, (rollout, tokens, goes_on) = layout.caches(kept), layout.rows((rollout, tokens, goes_on))
     return params, kept, rollout, mask_PT, tokens, tokens, goes_on, state_P, number_P, seed, step, cap_P, step
 
 

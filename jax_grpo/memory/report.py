@@ -144,7 +144,7 @@ def _cache_sizes(run: Run, program: Program) -> set[int]:
     """Elements of one layer's keys: of the prompts, of each chunk of the completions, and of the half that goes on alone."""
     rollout, kept = generated(program)
     prompts, group, cap = rollout.completion_ids_PGC.shape
-    prompts, *_ = on_a_device(program.arguments[1])
+    prompts, *_ = on_a_device(jax.tree.leaves(program.arguments[1])[0])  # of prompts, or of what a later turn is given
     width, half = kept.prompts[0].k.shape[2] if kept else program.arguments[1].shape[1], prompts // 2
     lengths = {cap - 1, *chunk_lengths(cap), *([kept.past.mask_PGS.shape[-1]] if kept else [])}
     tokens = {some * n for some in (prompts, half) for n in (width, *(group * length for length in lengths))}

@@ -24,6 +24,7 @@ from jax_grpo.mesh.processes import placed
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 OF_PROMPTS = (DATA, FSDP)
+HEADS_AXIS = 3  # of keys and values, from the end
 
 # Axes of the mesh that a logical axis is cut over.
 AXES = {
@@ -119,6 +120,17 @@ class Layout:
             return tree
         cut, whole = NamedSharding(mesh, PartitionSpec(AXES["prompts"])), NamedSharding(mesh, PartitionSpec())
         return jax.tree.map(lambda x: x.update(sharding=cut if x.ndim else whole), tree)
+
+    def caches(self, tree: Any) -> Any:
+        """The same of what goes from turn to turn: keys and values are cut by heads too, as `by_heads` leaves them."""
+        if (mesh := self.mesh) is None:
+            return tree
+
+        def cut(x: Any) -> Any:
+            of_heads = [*[None] * (x.ndim - HEADS_AXIS - 1), AXES["inner"]] if x.ndim > HEADS_AXIS else []
+            return x.update(sharding=NamedSharding(mesh, PartitionSpec(AXES["prompts"], *of_heads)))
+
+        return jax.tree.map(cut, tree)
 
     def kept(self, tree: Any) -> Any:
         """The same inside a jitted program: what comes out of it lies where what went in lay."""
@@ -259,13 +271,19 @@ def _tensor_parts() -> int:
     return jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1)
 
 
-def over_tensor(x: jax.Array, axis: int) -> jax.Array:
-    """The array with one axis cut over `tensor` and the others whole, where there is such a mesh and it divides the axis."""
+def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
+    """The array with one axis (None: no axis) cut over `tensor` and the others whole, where such a mesh divides the axis."""
     if (parts := _tensor_parts()) == 1:
         return x
     cut: list[str | None] = [None] * x.ndim
-    cut[axis] = TENSOR if x.shape[axis] % parts == 0 else None
+    if axis is not None:
+        cut[axis] = TENSOR if x.shape[axis] % parts == 0 else None
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*cut))
+
+
+def by_heads(tree: Any) -> Any:
+    """Keys and values [P, ..., N, tokens, D] cut over `tensor`, where there is such a mesh; what is less deep whole."""
+    return jax.tree.map(lambda x: over_tensor(x, axis=x.ndim - HEADS_AXIS if x.ndim > HEADS_AXIS else None), tree)
 
 
 def anywhere(holds: jax.Array) -> jax.Array:

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.config.tasks import Windows
+from jax_grpo.mesh import processes
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.rollout.generate import PromptTokens, Rollout, decode_completions, encode_prompts, padded_length
 from jax_grpo.rollout.texts import BATCH, Texts
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt, caps
-from jax_grpo.tasks.episodes import Episode, EpisodicTask, Turn, Write, checked_reset, checked_steps
+from jax_grpo.tasks.episodes import Elsewhere, Episode, EpisodicTask, Turn, Write, checked_reset, checked_steps
 
 
 class ObservationTooLong(ValueError):
@@ -84,11 +85,13 @@ class Episodes(NamedTuple):
         step: int,
         phases: Phases,
         prepare: Callable[[], object] = lambda: None,
+        own_P: np.ndarray | None = None,
     ) -> Played:
         """All turns of the prompts' episodes; those that are over wait, and generate nothing.
 
         `numbers_P` are as in `make_generate`; `prepare` is called while the first turn is generated. Phases are `rollout` and
-        `environment`.
+        `environment`. Of several processes each answers the episodes of its `own_P` (bool; None: its share of the prompts), and
+        is told what the others answered. Where the task asks a policy, which all devices are, each answers all of them.
 
         Raises:
             ObservationTooLong: names the task, the sample, the tokens and the limit.
@@ -104,7 +107,7 @@ class Episodes(NamedTuple):
         windows, step = self.windows, jnp.int32(step)
         states_P = np.array([prompt.start_state for prompt in prompts], np.int32)
         caps_P = caps(prompts, windows.completion)
-        episodes = phases.run("environment", partial(checked_reset, self.task, rows))
+        episodes = phases.run("environment", lambda: self._begun(rows, own_P))
         live = dict(enumerate(episodes))
 
         def first() -> Any:
@@ -129,16 +132,36 @@ class Episodes(NamedTuple):
             rollout, kept = phases.run("rollout", go_on)
         return _in_columns(windows, self.tokenizer.pad_id, episodes, written, observed)
 
+    def _begun(self, rows: Sequence[Prompt], own_P: np.ndarray | None) -> list[Episode]:
+        """A fresh episode of each row, its environment where it is answered."""
+        if self._answers_all:
+            return checked_reset(self.task, rows)
+        if own_P is None:
+            own_P = np.zeros(len(rows) // self.group_size, bool)
+            own_P[processes.own(len(own_P))] = True
+        own_B = np.repeat(own_P, self.group_size)
+        begun = iter(checked_reset(self.task, [row for row, own in zip(rows, own_B, strict=True) if own]))
+        return [next(begun) if own else Episode(Elsewhere()) for own in own_B]
+
+    @property
+    def _answers_all(self) -> bool:
+        return processes.count() == 1 or self.task.asks is not None
+
     def _answers(self, rows: Sequence[Prompt], live: Mapping[int, Episode], rollout: Rollout) -> dict[int, str]:
         """Observations by row. Episodes have a turn more, and know whether they are done and were cut."""
         stopped_B, states_B = np.asarray(rollout.stopped_PG).reshape(-1), [prompt.start_state for prompt in rows]
         texts = decode_completions(rollout, self.tokenizer, self.task.stop_rule, states_B)
-        said = {row: texts[row] for row in live}
-        answers = checked_steps(self.task, rows, live, list(said.values()))
-        for (row, episode), (observation, done) in zip(live.items(), answers, strict=True):
-            episode.turns.append(Turn(said[row], observation))
+        here = {row: episode for row, episode in live.items() if not isinstance(episode.environment, Elsewhere)}
+        steps = checked_steps(self.task, rows, here, [texts[row] for row in here]) if here else []
+        answers = dict(zip(here, steps, strict=True))
+        if not self._answers_all:
+            told = processes.exchanged([[row, *answer] for row, answer in answers.items()])
+            answers = {row: (observation, done) for own in told for row, observation, done in own}
+        for row, episode in live.items():
+            observation, done = answers[row]
+            episode.turns.append(Turn(texts[row], observation))
             episode.done, episode.cut = bool(done), episode.cut or not stopped_B[row]
-        return {row: observation for row, (observation, _) in zip(live, answers, strict=True)}
+        return {row: answers[row][0] for row in live}
 
     def _encoded(self, rows: Sequence[Prompt], observations: Mapping[int, str]) -> PromptTokens:
         """Ids and mask [P, G, O], padded on the left; rows without an observation are padding alone."""
@@ -171,7 +194,7 @@ def require_fitting_observations(
 
 
 def _on_host(rollout: Rollout) -> Rollout:
-    return Rollout(*jax.device_get(tuple(rollout)))
+    return Rollout(*jax.device_get(tuple(processes.gathered(rollout))))
 
 
 def _in_columns(

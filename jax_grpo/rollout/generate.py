@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_grpo.mesh import ONE_DEVICE, Layout, Part
+from jax_grpo.mesh import ONE_DEVICE, Layout, Part, by_heads
 from jax_grpo.model.attention import KV, Past
 from jax_grpo.model.gpt2 import GPT2
 from jax_grpo.model.layers import cast_matrices
@@ -167,7 +167,7 @@ def make_generate(
         nothing = Past(
             model.empty_chunk(shape[0], group_size, past_columns), jnp.zeros((*shape[:2], past_columns), bool)
         )
-        return rollout, Kept(caches, nothing, newest, done.seen_PGV)
+        return rollout, by_heads(Kept(caches, nothing, newest, done.seen_PGV))
 
     given = (Part.PARAMETERS, *[Part.PROMPTS] * 4, Part.WHOLE, Part.WHOLE, Part.PROMPTS)
     return jax.jit(layout.by_prompts(generate, given, Part.PROMPTS))

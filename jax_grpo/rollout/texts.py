@@ -39,11 +39,17 @@ class Texts(NamedTuple):
     max_new_tokens: int
 
     def program(
-        self, graphdef: Any, sampling: Sampling, *, group_size: int = 1, compacts: bool = True
+        self,
+        graphdef: Any,
+        sampling: Sampling,
+        *,
+        group_size: int = 1,
+        compacts: bool = True,
+        layout: Layout = ONE_DEVICE,
     ) -> Callable[..., Any]:
         """The compiled generation of `group_size` completions a prompt; see `make_generate`."""
-        settings = self._settings(sampling, compacts)
-        return generate.make_generate(graphdef, settings, group_size=group_size, max_new_tokens=self.max_new_tokens)
+        settings, cap = self._settings(sampling, compacts), self.max_new_tokens
+        return generate.make_generate(graphdef, settings, group_size=group_size, max_new_tokens=cap, layout=layout)
 
     def episode_programs(
         self,
@@ -67,7 +73,7 @@ class Texts(NamedTuple):
         )
         if not later:
             return first, None
-        return first, turns.make_next_turn(graphdef, settings, group_size=group_size, windows=windows)
+        return first, turns.make_next_turn(graphdef, settings, group_size=group_size, windows=windows, layout=layout)
 
     def _settings(self, sampling: Sampling, compacts: bool) -> DecodingSettings:
         return DecodingSettings(

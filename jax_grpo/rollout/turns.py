@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grpo.config.tasks import Windows
+from jax_grpo.mesh import ONE_DEVICE, Layout, Part, by_heads
 from jax_grpo.model.attention import KV, Past
 from jax_grpo.rollout.decoding import Decoder, DecodingSettings, Progress, Prompts
 from jax_grpo.rollout.generate import Kept, Rollout, decoding_model, row_keys, uniforms
@@ -27,7 +28,7 @@ def past_columns(windows: Windows) -> int:
 
 
 def make_next_turn(
-    graphdef, settings: DecodingSettings, *, group_size: int, windows: Windows
+    graphdef, settings: DecodingSettings, *, group_size: int, windows: Windows, layout: Layout = ONE_DEVICE
 ) -> Callable[..., tuple[Rollout, Kept]]:
     """The compiled turns after the first; settings as in `rollout.generate.make_generate`, which makes the first `Kept`.
 
@@ -37,7 +38,6 @@ def make_next_turn(
         rows whose episode is over (`goes_on_PG` False) generate nothing. `turn` counts from 0. Donates `kept`.
     """
 
-    @functools.partial(jax.jit, donate_argnums=1)
     def next_turn(
         params,
         kept: Kept,
@@ -53,7 +53,7 @@ def make_next_turn(
         cap_P,
         turn,
     ) -> tuple[Rollout, Kept]:
-        model = decoding_model(graphdef, params)
+        model = decoding_model(graphdef, params, layout)
         place = windows.begin(turn - 1)
         # Token j of a completion is in the cache where there is a token j + 1.
         past = _written(kept.past, kept.newest, newest.completion_mask_PGC[..., 1:], place)
@@ -88,9 +88,11 @@ def make_next_turn(
         done, caches = Decoder(model, settings, keeps=True).run(prompts, progress, hidden_PGEH[:, :, -1])
         assert caches is not None, "a decoder that keeps"
         rollout = Rollout(done.ids_PGC, done.mask_PGC, done.logp_PGC, done.stopped_PG)
-        return rollout, Kept(kept.prompts, past, caches, done.seen_PGV)
+        return rollout, by_heads(Kept(kept.prompts, past, caches, done.seen_PGV))
 
-    return next_turn
+    of_prompts, whole = Part.PROMPTS, Part.WHOLE
+    given = (Part.PARAMETERS, *[of_prompts] * 8, whole, whole, of_prompts, whole)
+    return jax.jit(layout.by_prompts(next_turn, given, of_prompts), donate_argnums=1)
 
 
 def _written(past: Past, caches: list[KV], mask_PGX: jax.Array, place: jax.typing.ArrayLike) -> Past:

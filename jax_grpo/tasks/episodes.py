@@ -30,6 +30,13 @@ class Environment(Protocol):
         ...
 
 
+class Elsewhere:
+    """Of several processes, the environment of an episode that another one answers: this one is told the answers."""
+
+    def step(self, completion: str) -> tuple[str, bool]:
+        raise AssertionError("another process answers this episode")
+
+
 class Turn(NamedTuple):
     """A completion up to its stop, and what it was answered."""
 
