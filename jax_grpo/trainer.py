@@ -233,6 +233,7 @@ class Trainer:
         logps = functools.partial(with_logps, self.config, self.score, self.state.params, self.reference)
         if refill is None:
             prompts, rollout, bare = self._generate(iteration, phases)
+            rollout = processes.gathered(rollout)  # now: behind the log-probabilities it would wait for them
             # Log-probabilities need no rewards: the device computes them while the host computes those.
             cached = phases.run("score", lambda: logps(bare), wait=False)
             return [], phases.run("reward", lambda: self._reward(iteration, prompts, rollout)), cached
