@@ -38,7 +38,7 @@ from jax_grpo.run.checkpoints import abstract, content_hash, restore, set_apart
 from jax_grpo.run.resume import Origin, require_same_data
 from jax_grpo.scored import Scored, advantages_of, overlong
 from jax_grpo.scored.metrics import of_iteration
-from jax_grpo.scored.refill import Round, batch_of, fill
+from jax_grpo.scored.refill import Drawn, Filled, Round, batch_of, fill
 from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.memory import keep_freed, trim
 from jax_grpo.system.phases import Phases
@@ -134,7 +134,7 @@ class Trainer:
         """One iteration; returns its metrics, the scored completions and the batch it trained on."""
         phases, compiled_since, started = phases or Phases(), compilations(), time.perf_counter()
         with explain_out_of_memory(phases, self.config):
-            rounds, scored, cached = self._drawn(iteration, phases)
+            filled, scored, cached = self._drawn(iteration, phases)
             batch, flat_B = phases.run("score", lambda: self._with_advantages(cached, scored))
             before = int(self.state.optimizer_step)
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
@@ -146,7 +146,7 @@ class Trainer:
         metrics = {"iteration": iteration, "optimizer_step": int(self.state.optimizer_step)}
         steps = jax.device_get(steps)  # all at once: each by itself would wait for the device again
         metrics |= of_iteration(
-            self.config, self.policy.architecture, scored, batch, flat_B, steps, phases.seconds, seconds, rounds
+            self.config, self.policy.architecture, scored, batch, flat_B, steps, phases.seconds, seconds, filled
         )
         metrics |= {} if self.curriculum is None else self.curriculum.metrics()
         compiled = compiled_since()
@@ -227,38 +227,46 @@ class Trainer:
             longest = max(longest, *map(len, encoded))
         remembered.keep(longest)
 
-    def _drawn(self, iteration: int, phases: Phases) -> tuple[list[Round], Scored, Batch]:
-        """What refill drew ([] without it), the groups to train on, and their batch but for its advantages."""
-        refill = self.config.rollout.refill
+    def _drawn(self, iteration: int, phases: Phases) -> tuple[Filled, Scored, Batch]:
+        """What refill drew (nothing without it), the groups to train on, and their batch but for its advantages."""
+        refill, before = self.config.rollout.refill, None
         logps = functools.partial(with_logps, self.config, self.score, self.state.params, self.reference)
+
+        def begin(number: int) -> Drawn:
+            nonlocal before
+            before = None if self.curriculum is None else self.curriculum.place
+            return self._generate(iteration, phases, number)
+
+        def finish(drawn: Drawn) -> Drawn:
+            # Gathered now: behind what the device is given next it would wait for that.
+            return drawn._replace(rollout=processes.gathered(phases.run("rollout", lambda: drawn.rollout)))
+
+        def reward(drawn: Drawn) -> Round:
+            scored = phases.run("reward", lambda: self._reward(iteration, drawn))
+            bare = processes.gathered(drawn.bare)
+            return Round(scored, bare, advantages_of(self.config, self.task.component_weights, scored)[1])
+
         if refill is None:
-            prompts, rollout, bare = self._generate(iteration, phases)
-            rollout = processes.gathered(rollout)  # now: behind the log-probabilities it would wait for them
+            drawn = finish(begin(0))
             # Log-probabilities need no rewards: the device computes them while the host computes those.
-            cached = phases.run("score", lambda: logps(bare), wait=False)
-            return [], phases.run("reward", lambda: self._reward(iteration, prompts, rollout)), cached
-
-        def draw(number: int) -> Round:
-            prompts, rollout, bare = self._generate(iteration, phases, number)
-            scored = phases.run("reward", lambda: self._reward(iteration, prompts, rollout))
-            return Round(
-                scored, processes.gathered(bare), advantages_of(self.config, self.task.component_weights, scored)[1]
-            )
-
-        rounds = fill(draw, refill)
-        self.further_draws += len(rounds) - 1
-        scored = batch_of(rounds)
+            cached = phases.run("score", lambda: logps(drawn.bare), wait=False)
+            return Filled([], None), phases.run("reward", lambda: self._reward(iteration, drawn)), cached
+        filled = fill(begin, finish, reward, refill)
+        if filled.unused is not None:
+            filled = filled._replace(unused=finish(filled.unused))
+            if self.curriculum is not None and before is not None:
+                self.curriculum.back_to(before)
+        self.further_draws += len(filled.rounds) - 1
+        scored = batch_of(filled.rounds)
         tokens = self._encoded(scored.prompts[:: self.config.rollout.group_size])
         bare = unscored(jnp.asarray(tokens.ids_PT), jnp.asarray(tokens.mask_PT), scored.rollout)
-        return rounds, scored, phases.run("score", lambda: logps(bare))
+        return filled, scored, phases.run("score", lambda: logps(bare))
 
     def _encoded(self, prompts: Sequence[Prompt]) -> PromptTokens:
         return encode_prompts([p.text for p in prompts], self.tokenizer, self.config.prompts.max_prompt_tokens)
 
-    def _generate(
-        self, iteration: int, phases: Phases, number: int = 0
-    ) -> tuple[list[Prompt], Rollout | Played, Batch]:
-        """The prompt of each completion, the completions, and their bare batch; the task prepares for scoring meanwhile.
+    def _generate(self, iteration: int, phases: Phases, number: int = 0) -> Drawn:
+        """Draws prompts and has the device complete them, which it may still do; the task prepares for scoring meanwhile.
 
         `number` counts the iteration's draws of prompts. One that comes again in a later draw is sampled anew, as within a draw.
         """
@@ -274,7 +282,7 @@ class Trainer:
         numbers_P = np.array(sampling_numbers(self._asked, len(self.dataset))[-len(prompts) :], np.int32)
         if isinstance(self.task, EpisodicTask):
             rollout = self._play(iteration, prompts, PromptTokens(ids_PT, mask_PT), numbers_P, phases)
-            return self._grouped(prompts, ids_PT, mask_PT, rollout)
+            return self._grouped(own, prompts, ids_PT, mask_PT, rollout)
         states_P = np.array([p.start_state for p in prompts], np.int32)
         caps_P = caps(prompts, config.rollout.max_new_tokens)
 
@@ -285,14 +293,20 @@ class Trainer:
             self.task.prepare(prompts[processes.own(len(prompts))])
             return rollout
 
-        return self._grouped(prompts, ids_PT, mask_PT, phases.run("rollout", generate))
+        rollout = phases.run("rollout", generate, wait=False)
+        return self._grouped(own, prompts, ids_PT, mask_PT, rollout)
 
     def _grouped(
-        self, prompts: list[Prompt], ids_PT: np.ndarray, mask_PT: np.ndarray, rollout: Rollout | Played
-    ) -> tuple[list[Prompt], Rollout | Played, Batch]:
+        self,
+        numbers: list[int],
+        prompts: list[Prompt],
+        ids_PT: np.ndarray,
+        mask_PT: np.ndarray,
+        rollout: Rollout | Played,
+    ) -> Drawn:
         """What `_generate` returns."""
         repeated = [prompt for prompt in prompts for _ in range(self.config.rollout.group_size)]
-        return repeated, rollout, unscored(jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout)
+        return Drawn(numbers, repeated, rollout, unscored(jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout))
 
     def _play(
         self, iteration: int, prompts: list[Prompt], tokens: PromptTokens, numbers_P: np.ndarray, phases: Phases
@@ -314,12 +328,12 @@ class Trainer:
             self.state.params, prompts, tokens, *drawn, phases, lambda: self.task.prepare(prompts[own])
         )
 
-    def _reward(self, iteration: int, prompts: list[Prompt], rollout: Rollout | Played) -> Scored:
+    def _reward(self, iteration: int, drawn: Drawn) -> Scored:
         """Stop-truncated texts, their raw components [B], and the weighted sum with penalties.
 
         Each process reads and scores the completions of its own share of the prompts.
         """
-        config, rollout = self.config, processes.gathered(rollout)
+        config, prompts, rollout = self.config, drawn.prompts, drawn.rollout
         own, group = processes.own(config.prompts.per_iteration), config.rollout.group_size
         own_B = slice(own.start * group, own.stop * group)
         asked = prompts[own_B]
@@ -336,7 +350,7 @@ class Trainer:
         if (penalty := config.objective.overlong_penalty) is not None:
             rewards_B = rewards_B + overlong(config, prompts, rollout) * np.float32(penalty.weight)
         if self.curriculum is not None:
-            self.curriculum.observe(self._asked[-config.prompts.per_iteration :], rewards_B)
+            self.curriculum.observe(drawn.numbers, rewards_B)
         return Scored(prompts, completions, components, rewards_B, rollout, logged)
 
     def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:

@@ -115,7 +115,7 @@ def found(one: str, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def name(one: str) -> str:
     """`data2-fsdp2-chunked-chunk_vocab128`: what `-k` finds a case by."""
-    values = {key: value for key, value in json.loads(one).items() if key != "do"}
+    values = {key: value for key, value in json.loads(one).items() if key != "do" or value == "turns"}
     flat = re.sub(r"[^\w.]+", " ", json.dumps(list(values.values())).replace('": ', "")).split()
     return "-".join(word for word in flat if word != "implementation") or "plain"
 

@@ -10,7 +10,8 @@ import pydantic
 import pytest
 from sparse_runs import GROUP, PROMPTS, Sparse, begin_again, sparse_config, untimed, write_positions
 
-from jax_grpo.config.sections import CheckpointConfig, RefillConfig
+from jax_grpo.config.sections import CheckpointConfig, CurriculumConfig, RefillConfig
+from jax_grpo.positions.curriculum import Curriculum
 from jax_grpo.positions.dataset import PromptDataset
 from jax_grpo.report.console import Console
 from jax_grpo.rollout.generate import Rollout
@@ -64,12 +65,14 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
         groups, draws = [], 0  # of all rounds, in order: prompt, its completions, their rewards and lengths
         while sum(map(has_signal, groups)) < PROMPTS and draws < 6:
             trainer.further_draws = cursor + draws - iteration
-            prompts, rollout, bare = trainer._generate(iteration, Phases())
-            widths.add(bare.tokens.prompt_ids_PT.shape[1])
-            made = trainer._reward(iteration, prompts, rollout)
+            drawn = trainer._generate(iteration, Phases())
+            widths.add(drawn.bare.tokens.prompt_ids_PT.shape[1])
+            made = trainer._reward(iteration, drawn)
             for start in range(0, PROMPTS * GROUP, GROUP):
                 rows = slice(start, start + GROUP)
-                groups.append((prompts[start].text, made.completions[rows], made.rewards_B[rows], made.lengths_B[rows]))
+                groups.append(
+                    (drawn.prompts[start].text, made.completions[rows], made.rewards_B[rows], made.lengths_B[rows])
+                )
             draws += 1
         trainer.further_draws = cursor - iteration
         metrics, scored, batch = trainer.iterate(iteration)
@@ -91,6 +94,8 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
             "refill/discarded": len(groups) - PROMPTS,
             "refill/discarded_tokens": tokens - np.asarray(batch.mask_BS).sum(),
             "refill/reward": pytest.approx(np.concatenate([group[2] for group in groups]).mean()),
+            "refill/unused": 0,
+            "refill/unused_tokens": 0,
         }
         assert metrics["groups_without_signal"] == PROMPTS - sum(map(has_signal, kept))
         assert trainer.manifest(iteration + 1, 0)["next_prompt"] == cursor * PROMPTS
@@ -163,9 +168,57 @@ def test_a_prompt_that_comes_again_in_a_later_round_is_sampled_anew(trainer):
     """Under one number its completions would be the same ones, and count twice."""
     dataset = trainer.dataset
     trainer.dataset = PromptDataset([trainer.positions[0]], 0)
-    drawn = [np.asarray(trainer._generate(0, Phases(), number)[1].completion_ids_PGC) for number in (0, 1)]
+    drawn = [np.asarray(trainer._generate(0, Phases(), number).rollout.completion_ids_PGC) for number in (0, 1)]
     trainer.dataset = dataset
     assert len({group.tobytes() for group in np.concatenate(drawn)}) == 2 * PROMPTS
+
+
+@pytest.mark.parametrize("budget", [{"rounds": 2}, {"rounds": 5, "tokens": 140}], ids=["two", "tokens"])
+@pytest.mark.parametrize("curriculum", [None, {"passed": 0.1, "again": 0.6, "revisit": 0.1}], ids=["", "curriculum"])
+def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curriculum, budget, trainer, monkeypatch):
+    fresh, settings, said, found = jax.tree.map(np.array, trainer.state), trainer.config, [], {}
+    score = trainer.task.score
+    monkeypatch.setattr(trainer.task, "prepare", lambda prompts: said.append("generate"))
+    monkeypatch.setattr(trainer.task, "score", lambda *given: said.append("reward") or score(*given))
+    for ahead in (False, True):
+        begin_again(trainer, fresh)
+        if curriculum is not None:
+            how, places = CurriculumConfig(**curriculum), lambda place: trainer.dataset.at(place)[0]
+            trainer.curriculum = Curriculum(how, settings.seed, len(trainer.dataset), places)
+        rollout = settings.rollout.model_copy(update={"refill": RefillConfig(**budget, ahead=ahead)})
+        trainer.config, said[:] = settings.model_copy(update={"rollout": rollout}), []
+        made = [trainer.iterate(iteration) for iteration in range(4)]
+        state = jax.tree.map(np.array, trainer.saved())
+        costs = [
+            {name: metrics.pop(name) for name in ("refill/unused", "refill/unused_tokens")} for metrics, *_ in made
+        ]
+        records = [untimed(metrics) for metrics, *_ in made], [scored.completions for _, scored, _ in made]
+        drawn_tokens = [m["refill/discarded_tokens"] + int(scored.lengths_B.sum()) for m, scored, _ in made]
+        found[ahead] = records, state, trainer.further_draws, costs, list(said)
+    trainer.config, trainer.curriculum = settings, None
+    begin_again(trainer, fresh)
+    (records, state, cursor, costs, one_by_one), (others, other, other_cursor, ahead_costs, beside) = found.values()
+    assert records == others and cursor == other_cursor > 0
+    chex.assert_trees_all_equal(state, other)
+    assert not any(cost["refill/unused"] for cost in costs)
+    thrown_away = [cost["refill/unused"] for cost in ahead_costs]
+    spent = [
+        record["refill/rounds"] == budget["rounds"] or tokens >= budget.get("tokens", np.inf)
+        for record, tokens in zip(records[0], drawn_tokens, strict=True)
+    ]
+    assert thrown_away == [0 if each else PROMPTS for each in spent], "one more, wherever there might have been one"
+    assert [cost["refill/unused_tokens"] > 0 for cost in ahead_costs] == [groups > 0 for groups in thrown_away]
+    assert one_by_one == ["generate", "reward"] * (4 + cursor)
+    assert "generate generate reward" in " ".join(beside), "before the rewards of what came first"
+    assert beside.count("generate") - beside.count("reward") == sum(thrown_away) / PROMPTS
+
+
+def test_a_draw_cannot_begin_beside_the_rewards_of_episodes():
+    with pytest.raises(
+        pydantic.ValidationError, match=r"refill.ahead true generates beside the rewards, and with task"
+    ):
+        episode = {"turns": 2, "max_observation_tokens": 4}
+        sparse_config({"rounds": 2, "ahead": True}, task={"name": "guess", "prompt_style": "full", "episode": episode})
 
 
 def test_a_budget_that_lets_no_round_begin_is_refused():

@@ -123,8 +123,8 @@ def test_a_position_drawn_twice_in_one_iteration_gets_completions_of_its_own(in_
     positions = read_packaged("heldout")[:3]
     trainer.dataset = PromptDataset(positions, 0)
     numbers, _ = trainer.prompts(0)
-    prompts, rollout, _ = trainer._generate(0, Phases())
-    ids = np.asarray(rollout.completion_ids_PGC)
+    made = trainer._generate(0, Phases())
+    prompts, ids = made.prompts, np.asarray(made.rollout.completion_ids_PGC)
     groups = {number: [ids[row] for row, drawn in enumerate(numbers) if drawn == number] for number in range(3)}
     assert sorted(map(len, groups.values())) == [2, 3, 3] and len(prompts) == 32
     for number, drawn in groups.items():
@@ -136,7 +136,7 @@ def test_a_position_drawn_twice_in_one_iteration_gets_completions_of_its_own(in_
         update={"prompts": trainer.config.prompts.model_copy(update={"per_iteration": 3})}
     )
     assert sorted(trainer.prompts(0)[0]) == [0, 1, 2] and len(once) == 3
-    alone = np.asarray(trainer._generate(0, Phases())[1].completion_ids_PGC)
+    alone = np.asarray(trainer._generate(0, Phases()).rollout.completion_ids_PGC)
     for number, completions in zip(trainer.prompts(0)[0], alone, strict=True):
         assert np.array_equal(completions, groups[number][0])
 

@@ -101,7 +101,12 @@ class Config(sections.Section):
                 "update.epochs 1 and update.minibatches 1"
             )
         least = self.prompts.per_iteration * self.rollout.group_size
-        if (refill := self.rollout.refill) is not None and refill.tokens is not None and refill.tokens <= least:
+        if (refill := self.rollout.refill) is not None and refill.ahead and self.task.episode is not None:
+            yield (
+                "rollout.refill.ahead true generates beside the rewards, and with task.episode each turn waits for the task's "
+                "answers; set it to false"
+            )
+        if refill is not None and refill.tokens is not None and refill.tokens <= least:
             yield (
                 f"rollout.refill.tokens {refill.tokens} lets no further draw begin: the first one's {least} completions have that "
                 f"many tokens already; expected more than {least}"

@@ -151,6 +151,9 @@ class RefillConfig(Section):
     """Further draws of prompts.per_iteration prompts an iteration, at most (verl: max_num_gen_batches counts the first one too)."""
     tokens: Count | None = None
     """No further draw when the iteration's completions have so many tokens already; null: `rounds` alone ends it."""
+    ahead: bool = False
+    """Generate the next draw while rewards of this one are found, and throw it away where it is not needed; changes no number but
+    what that cost. For rewards that take long while the device idles, and batches that mostly need further draws."""
 
 
 class RolloutConfig(Section):

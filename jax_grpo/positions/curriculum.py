@@ -69,6 +69,15 @@ class Curriculum:
             drawn.append(number)
         return drawn
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where draws have got to; what is observed later does not change it."""
+        return self._next, self._draws, self._again
+
+    def back_to(self, place: tuple[int, int, int]) -> None:
+        """Takes back the draws since then."""
+        self._next, self._draws, self._again = place
+
     def observe(self, numbers: Sequence[int], rewards_B: np.ndarray) -> None:
         """Takes in the rewards [B] of a draw's groups, one after another."""
         how = self._settings

@@ -15,7 +15,7 @@ from jax_grpo.objective import beyond_guardrail
 from jax_grpo.programs import phase_flops
 from jax_grpo.report.records import distinct_share, episode_shares
 from jax_grpo.scored import Scored
-from jax_grpo.scored.refill import Round, counts, tokens_of
+from jax_grpo.scored.refill import Filled, counts, tokens_of
 from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory
 from jax_grpo.tasks.base import applicable
@@ -53,7 +53,7 @@ def of_iteration(
     steps: Sequence[Mapping[str, Any]],
     seconds: dict[str, float],
     total: float,
-    rounds: Sequence[Round],
+    filled: Filled,
 ) -> dict[str, float]:
     """Metrics of an iteration, in the order in which they are written.
 
@@ -61,9 +61,9 @@ def of_iteration(
         flat_B: which rows of the batch have no signal.
         steps: what each optimiser step returned, on the host.
         seconds: of each phase; `total` of all.
-        rounds: what refill drew; [] without it.
+        filled: what refill drew; no rounds without it.
     """
-    lengths_B = scored.lengths_B
+    lengths_B, rounds = scored.lengths_B, filled.rounds
     stopped_B = np.asarray(scored.rollout.stopped_PG).reshape(-1)
     group = config.rollout.group_size
     out = over_steps(steps)
@@ -78,7 +78,7 @@ def of_iteration(
             out["legal_move_rate"] = float(values.mean())
     out |= {f"log/{name}": float(np.mean(values)) for name, values in scored.logged.metrics.items()}
     out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
-    out |= counts(rounds) if rounds else {}
+    out |= counts(*filled) if rounds else {}
     out["completion_length/mean"] = float(lengths_B.mean())
     out["truncated_fraction"] = float(1 - stopped_B.mean())
     out["completions/distinct"] = distinct_share(scored.completions, group)
@@ -89,9 +89,11 @@ def of_iteration(
     out |= {f"time/{name}": value for name, value in seconds.items()} | {"time/iteration": total} | peak_memory()
     # Without refill scoring ran beside the rewards: its own time is not known, at most the two phases'.
     spans = seconds if rounds else seconds | {"score": seconds["score"] + seconds["reward"]}
+    if config.rollout.refill is not None and config.rollout.refill.ahead:  # so did generating
+        spans = spans | {"rollout": seconds["rollout"] + seconds["reward"]}
     peak = device_peak(jax.devices()[0].device_kind, config.model.compute_dtype)
     peak = None if peak is None else peak * config.mesh.devices
     work = phase_flops(config, architecture, batch, len(steps), [one.bare for one in rounds])
     out |= flops.rates(work, spans, peak)
-    out["tokens_per_second"] = float((tokens_of(rounds) or lengths_B.sum()) / seconds["rollout"])
+    out["tokens_per_second"] = float((tokens_of(rounds) or lengths_B.sum()) / spans["rollout"])
     return out

@@ -16,14 +16,23 @@ from jax_grpo.config.sections import RefillConfig
 from jax_grpo.rollout.episodes import Played
 from jax_grpo.rollout.generate import Rollout
 from jax_grpo.scored import Scored
-from jax_grpo.tasks.base import Logged
+from jax_grpo.tasks.base import Logged, Prompt
+
+
+class Drawn(NamedTuple):
+    """One draw of P prompts and their completions, which nobody has rewarded yet."""
+
+    numbers: list[int]  # of the prompts in their data set
+    prompts: list[Prompt]  # of each completion
+    rollout: Rollout | Played
+    bare: Batch  # their tokens, before anything is known of them
 
 
 class Round(NamedTuple):
     """The P groups of one draw of prompts."""
 
     scored: Scored
-    bare: Batch  # their tokens, before anything is known of them
+    bare: Batch
     flat_B: np.ndarray  # of a group without signal
 
     @property
@@ -33,18 +42,41 @@ class Round(NamedTuple):
         return ~np.asarray(self.flat_B).reshape(prompts, group)[:, 0]
 
 
-def fill(draw: Callable[[int], Round], settings: RefillConfig) -> list[Round]:
+class Filled(NamedTuple):
+    """Every round that was rewarded, and a draw that was generated ahead of its need, if there is one."""
+
+    rounds: list[Round]
+    unused: Drawn | None
+
+
+def fill(
+    begin: Callable[[int], Drawn],
+    finish: Callable[[Drawn], Drawn],
+    reward: Callable[[Drawn], Round],
+    settings: RefillConfig,
+) -> Filled:
     """Rounds 0, 1, ... until as many groups have signal as one round has groups, or the budget is spent.
 
     What a round has decides whether there is another one, and nothing else does: the same state draws the same rounds.
+
+    Args:
+        begin: has the device generate the draw of this number; with `settings.ahead` the next one begins before rewards of this
+            one are asked for.
+        finish: waits for what was begun.
+        reward: the draw's rewards, and which of its groups have signal.
     """
-    rounds = [draw(0)]
-    size = len(rounds[0].signal_P)
-    while sum(int(one.signal_P.sum()) for one in rounds) < size and len(rounds) <= settings.rounds:
-        if settings.tokens is not None and tokens_of(rounds) >= settings.tokens:
-            break
-        rounds.append(draw(len(rounds)))
-    return rounds
+    rounds: list[Round] = []
+    drawn = begin(0)
+    while True:
+        drawn = finish(drawn)
+        spent = len(rounds) == settings.rounds or (
+            settings.tokens is not None and tokens_of(rounds) + _tokens(drawn) >= settings.tokens
+        )
+        ahead = begin(len(rounds) + 1) if settings.ahead and not spent else None
+        rounds.append(reward(drawn))
+        if spent or sum(int(one.signal_P.sum()) for one in rounds) >= len(rounds[0].signal_P):
+            return Filled(rounds, ahead)
+        drawn = begin(len(rounds)) if ahead is None else ahead
 
 
 def slots(signal_P: Sequence[np.ndarray]) -> np.ndarray:
@@ -91,8 +123,8 @@ def batch_of(rounds: Sequence[Round]) -> Scored:
     )
 
 
-def counts(rounds: Sequence[Round]) -> dict[str, float]:
-    """What filling a batch took, as metrics; `refill/reward` is the mean reward of everything that was drawn."""
+def counts(rounds: Sequence[Round], unused: Drawn | None = None) -> dict[str, float]:
+    """What filling a batch took, as metrics; `refill/reward` is the mean reward of everything that was drawn and rewarded."""
     size = len(rounds[0].signal_P)
     groups_P = slots([one.signal_P for one in rounds])
     tokens_P = np.concatenate([one.scored.lengths_B.reshape(size, -1).sum(-1) for one in rounds])
@@ -103,12 +135,18 @@ def counts(rounds: Sequence[Round]) -> dict[str, float]:
         "refill/discarded": (len(rounds) - 1) * size,
         "refill/discarded_tokens": tokens_of(rounds) - int(tokens_P[groups_P].sum()),
         "refill/reward": float(np.concatenate([one.scored.rewards_B for one in rounds]).mean()),
+        "refill/unused": 0 if unused is None else size,
+        "refill/unused_tokens": 0 if unused is None else _tokens(unused),
     }
 
 
 def tokens_of(rounds: Sequence[Round]) -> int:
     """Tokens of all completions that were drawn."""
     return sum(int(one.scored.lengths_B.sum()) for one in rounds)
+
+
+def _tokens(drawn: Drawn) -> int:
+    return int(np.asarray(drawn.rollout.completion_mask_PGC).sum())
 
 
 def _as_given(values: np.ma.MaskedArray) -> np.ndarray:
