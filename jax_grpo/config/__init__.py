@@ -178,10 +178,10 @@ class Config(sections.Section):
             )
         if update.offload_optimizer:
             yield f"update.offload_optimizer true needs one device, and there is {axes}; mesh.fsdp makes moments smaller too"
-        if mesh.tensor > 1 and self.lm_head.implementation == "pallas":
+        if mesh.tensor > 1 and self.lm_head.implementation == "pallas" and self.lm_head.chunk_vocab is None:
             yield (
-                f"lm_head.implementation pallas has kernels of the whole vocabulary, which mesh.tensor {mesh.tensor} cuts; "
-                "expected chunked or materialised"
+                f"lm_head.implementation pallas without lm_head.chunk_vocab has a kernel of whole rows of the vocabulary, which "
+                f"mesh.tensor {mesh.tensor} cuts; give lm_head.chunk_vocab, or chunked or materialised"
             )
         if mesh.tensor > 1 and model.decode_attention == "pallas":
             yield (

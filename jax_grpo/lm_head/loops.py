@@ -78,8 +78,8 @@ class Plan(NamedTuple):
         vocabulary_axis: str | None = None,
     ) -> "Plan":
         """The settings of a head: see `materialised.token_logprobs`."""
-        if vocabulary_axis is not None:
-            assert kernels is XLA, "the config refuses the others, which see no other device's columns"
+        if vocabulary_axis is not None and tiling.vocab is None:
+            assert kernels is XLA, "the config refuses the others, whose rows are whole"
             kernels = parallel(vocabulary_axis)
         return cls(Columns(vocab_size, temperature), tiling, kernels, vocabulary_axis)
 
