@@ -3,7 +3,11 @@
 Where our definition differs from TRL's on purpose (docs/trl_differences.md), a test pins the difference.
 """
 
+import ast
 import functools
+import inspect
+import math
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -228,6 +232,38 @@ def test_trl_agrees_on_every_option(trainer, option):
         sections["update"] = {"micro_batches": 1}
     found, advantages = _both(_batch(), **sections)
     _agree(found, _trl(trainer, _inputs(_batch(), advantages), "dapo", "token", attributes, arguments))
+
+
+def _mismatch_weights(trainer, inputs: dict[str, torch.Tensor], sampling: torch.Tensor) -> torch.Tensor:
+    """TRL's weights by the trainer's mode and bounds: its own lines, taken out of a method that needs vLLM to get there."""
+    source = textwrap.dedent(inspect.getsource(type(trainer)._generate_and_score_completions))
+    asked = "self.use_vllm and self.vllm_importance_sampling_correction"
+    (lines,) = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == asked and "per_token_logps_diff" in ast.unparse(node)
+    )
+    names = {"self": trainer, "torch": torch, "math": math, "tool_mask": None, "sampling_per_token_logps": sampling}
+    names |= {"completion_mask": inputs["completion_mask"], "old_per_token_logps": inputs["old_per_token_logps"]}
+    exec(compile(ast.Module(lines.body, []), "trl", "exec"), names)
+    return names["vllm_importance_sampling_ratio"]
+
+
+@pytest.mark.parametrize("floor", [None, 0.9])
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
+    bounds = {"mismatch_cap": 1.2, "mismatch_floor": floor, "mismatch_mode": mode}
+    found, advantages = _both(_batch(), objective=objective("clip", **bounds))
+    inputs, sampling = _inputs(_batch(), advantages), torch.from_numpy(_batch()["sampling_logp"][:, PROMPT:]).float()
+    monkeypatch.setattr(trainer, "vllm_importance_sampling_mode", mode)
+    monkeypatch.setattr(trainer, "vllm_importance_sampling_clip_max", 1.2)
+    monkeypatch.setattr(trainer, "vllm_importance_sampling_clip_min", floor)
+    weights_BT = inputs["importance_sampling_ratio"] = _mismatch_weights(trainer, inputs, sampling)
+    there = weights_BT[inputs["completion_mask"] == 1] if weights_BT.shape[1] > 1 else weights_BT[:, 0]
+    bounded = (there == (0 if "mask" in mode else torch.tensor(1.2))).float().mean()
+    assert 0 < bounded < 1, "some beyond the bounds, some not"
+    attributes = {"use_vllm": True, "vllm_importance_sampling_correction": True}
+    _agree(found, _trl(trainer, inputs, "dapo", "token", attributes))
 
 
 @pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
