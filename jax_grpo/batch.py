@@ -5,6 +5,8 @@
 and gradients. Knows nothing of objectives.
 """
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -131,6 +133,27 @@ def split(rows: Any, parts: int) -> Any:
 def piece(pieces: Batch, number: int) -> Batch:
     """One of the pieces of a batch that is split."""
     return jax.tree.map(lambda x: x[number], pieces)
+
+
+def minibatches(batch: Batch, epochs: int, count: int, seed: int, iteration: int) -> Iterator[Batch]:
+    """The optimiser batches of an iteration in order, each cut when its turn comes: `count` an epoch.
+
+    Where there are several to mix, groups have a new order in each epoch, a function of (seed, iteration, epoch).
+    """
+    for epoch in range(epochs):
+        pieces = split(batch if count == 1 else _shuffled(batch, (seed, iteration, epoch)), count)
+        for number in range(count):
+            yield piece(pieces, number)
+
+
+def _shuffled(batch: Batch, source: tuple[int, ...]) -> Batch:
+    """The groups in an order drawn from `source`."""
+    assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
+    prompts, group, _ = batch.tokens.completion_ids_PGC.shape
+    order_P = np.random.default_rng(source).permutation(prompts)
+    order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
+    rows = jax.tree.map(lambda x: x[order_B], dataclasses.replace(batch, tokens=None))
+    return dataclasses.replace(rows, tokens=jax.tree.map(lambda x: x[order_P], batch.tokens))
 
 
 def record(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grpo
-from jax_grpo.batch import Batch, piece, split
+from jax_grpo.batch import Batch, minibatches
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.tasks import TaskConfig
 from jax_grpo.memory.fit import explain_out_of_memory
@@ -365,7 +365,8 @@ class Trainer:
     def _optimise(self, batch: Batch, iteration: int) -> list[dict[str, jax.Array]]:
         """mu epochs of minibatch steps, up to the first beyond a guardrail that ends them; metrics of each, on the device."""
         config, steps = self.config, []
-        for minibatch in self._minibatches(batch, iteration):
+        cut = config.update.epochs, config.update.minibatches, config.seed, iteration
+        for minibatch in minibatches(batch, *cut):
             self.state, metrics = self.update(self.state, minibatch)
             steps.append(metrics)
             if config.kl.guardrail == "end_epoch" and bool(beyond_guardrail(metrics["kl/mean"], config.kl)):
@@ -378,21 +379,3 @@ class Trainer:
                 f"those of optimiser step {int(self.state.optimizer_step)}. Try a lower update.learning_rate."
             )
         return steps
-
-    def _minibatches(self, batch: Batch, iteration: int) -> Iterator[Batch]:
-        """The optimiser batches of an iteration in order, each cut when its turn comes."""
-        update = self.config.update
-        for epoch in range(update.epochs):
-            pieces = split(self._shuffled(batch, iteration, epoch), update.minibatches)
-            for number in range(update.minibatches):
-                yield piece(pieces, number)
-
-    def _shuffled(self, batch: Batch, iteration: int, epoch: int) -> Batch:
-        """Groups in a new order, a function of (seed, iteration, epoch), when there are minibatches to mix."""
-        if self.config.update.minibatches == 1:
-            return batch
-        prompts, group = self.config.prompts.per_iteration, self.config.rollout.group_size
-        order_P = np.random.default_rng((self.config.seed, iteration, epoch)).permutation(prompts)
-        order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
-        rows = jax.tree.map(lambda x: x[order_B], dataclasses.replace(batch, tokens=None))
-        return dataclasses.replace(rows, tokens=jax.tree.map(lambda x: x[order_P], batch.tokens))

@@ -38,10 +38,7 @@ def case(do: str, mesh: dict[str, int], **others: Any) -> str:
 STEPS = [
     case("step", {"data": 8}, head=MATERIALISED),
     case("step", {"fsdp": 8}, head=CHUNKED),
-    case("step", MIXED, head=MATERIALISED),
     case("step", MIXED, head=CHUNKED),
-    case("step", {"fsdp": 2, "tensor": 4}, head=COLUMNS),
-    case("step", {"data": 2, "fsdp": 2}, head=PALLAS),
 ]
 MESHES = ({"data": 8}, {"fsdp": 8}, {"fsdp": 4}, {"tensor": 2}, {"tensor": 4}, MIXED, {"data": 2, "tensor": 4})
 HEADS = (MATERIALISED, CHUNKED, COLUMNS, PALLAS, PALLAS_COLUMNS)
@@ -57,6 +54,8 @@ LOSSES = [
     {"objective": {"name": "clip_cov", "cov_share": 0.2, "cov_low": 0.0}},
 ]
 SLOW_STEPS = [
+    case("step", {"fsdp": 2, "tensor": 4}, head=COLUMNS),
+    case("step", {"data": 2, "fsdp": 2}, head=PALLAS),
     *(case("step", mesh, head=head) for mesh in MESHES for head in HEADS if "tensor" not in mesh or head is not PALLAS),
     *FLOAT32,
     *(case("step", MIXED, head=CHUNKED, sections=sections) for sections in LOSSES[:2]),
@@ -75,8 +74,9 @@ SLOW_ROLLOUTS = [
 ]
 SCORES = [case("score", MIXED, head=COLUMNS)]
 REFILLED = ["--rollout.refill.rounds", "3", "--rollout.group_size", "2"]  # two completions often earn the same
-TURNS = [case("turns", {"data": 4, "fsdp": 2}), case("turns", MIXED)]
+TURNS = [case("turns", MIXED)]
 SLOW_TURNS = [
+    case("turns", {"data": 4, "fsdp": 2}),
     *(
         case("turns", mesh)
         for mesh in ({"data": 8}, {"fsdp": 8}, {"tensor": 2}, {"tensor": 4}, {"data": 2, "tensor": 4})

@@ -37,7 +37,7 @@ class Answers:
         self._drawn = drawn
 
     def complete(self, prompts, generator) -> TorchRollout:
-        asked, rollout, bare = self._drawn.pop(0)
+        _, asked, rollout, bare = self._drawn.pop(0)
         assert [prompt.text for prompt in prompts] == [prompt.text for prompt in asked]
         arrays = record(bare, np.zeros(len(asked)), np.zeros(len(asked)))
         arrays = {name: torch.from_numpy(np.array(x)) for name, x in arrays.items()}

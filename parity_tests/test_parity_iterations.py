@@ -169,9 +169,9 @@ class Twins:
         self.theirs = torch_train.Trainer(config.model_copy(update={"model": weights}), Options())
         self.begin = {n: p.detach().numpy().copy() for n, p in self.theirs.state.model.named_parameters()}
         self.fresh = jax.tree.map(np.array, self.ours.state)  # the update donates it
-        prompts, rollout, bare = self.ours._generate(0, Phases())
-        self.scored = self.ours._reward(0, prompts, rollout)
-        batch = with_logps(config, self.ours.score, self.ours.state.params, self.ours.reference, bare)
+        drawn = self.ours._generate(0, Phases())
+        self.scored = self.ours._reward(0, drawn)
+        batch = with_logps(config, self.ours.score, self.ours.state.params, self.ours.reference, drawn.bare)
         self.batch, _ = self.ours._with_advantages(batch, self.scored)
 
     def learn(self, stopped_B: np.ndarray | None = None, iteration: int = 0) -> tuple[list[dict], list[dict]]:
