@@ -23,6 +23,7 @@ from jax_grpo.optimiser import reference_copy
 from jax_grpo.positions.checked_files import Remembered
 from jax_grpo.positions.curriculum import Curriculum
 from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
+from jax_grpo.positions.values import NotATable
 from jax_grpo.programs import context, kl_across_a_move, make_programs, unscored, with_logps
 from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.rollout.episodes import Episodes, Played, require_fitting_observations
@@ -204,7 +205,10 @@ class Trainer:
     def _made(self, numbers: Sequence[int]) -> list[Prompt]:
         """The prompts of the positions of these numbers."""
         seed = self.config.seed * 1_000_003
-        return [self.task.prompt(self.positions[number], seed + number) for number in numbers]
+        try:
+            return [self.task.prompt(self.positions[number], seed + number) for number in numbers]
+        except NotATable as error:
+            raise NotATable(f"prompts.source {self.config.prompts.source!r}: {error}") from error
 
     def _require_fitting_prompts(self) -> None:
         """Refuses, before anything is compiled, a run that would come upon a too long prompt."""

@@ -6,6 +6,7 @@ import shutil
 import chess
 import pyarrow.parquet as pq
 import pytest
+from short_runs import write_inputs
 
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.sections import PromptsConfig
@@ -17,6 +18,7 @@ from jax_grpo.positions.files import read_positions
 from jax_grpo.positions.position import Position, position_key
 from jax_grpo.positions.values import NotATable, move_table, win_probability
 from jax_grpo.tasks.policy import PolicyTask, legal_moves
+from jax_grpo.trainer import Trainer
 
 HAS_ENGINE = shutil.which("stockfish") or shutil.which("/usr/games/stockfish")
 needs_engine = pytest.mark.skipif(not HAS_ENGINE, reason="Stockfish is not installed (apt install stockfish)")
@@ -49,6 +51,13 @@ def test_the_value_component_is_that_cost_and_a_position_without_a_table_is_name
     with pytest.raises(NotATable, match=r"6R1/K7 b - - 0 1' has values for 2 moves and none for a8b8"):
         own.prompt(partial, 0)
     assert "value" not in task().component_weights, "runs that do not ask for it have the components they had"
+
+
+def test_a_run_on_positions_without_tables_names_where_they_are_from(tmp_path):
+    write_inputs(tmp_path)
+    words = ["--task.rewards", "{value: 1.0}", "--run_dir", str(tmp_path / "run")]
+    with pytest.raises(NotATable, match=r"prompts.source '.*positions.jsonl': '.* has values for 0 moves and none for"):
+        Trainer(load_config(str(tmp_path / "c.yaml"), words))
 
 
 @needs_engine
