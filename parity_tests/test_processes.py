@@ -143,7 +143,14 @@ def test_several_processes_train_to_the_metrics_of_one(count, folder):
 
 @pytest.mark.slow
 def test_two_processes_draw_further_prompts_and_move_the_reference_as_one_does(folder):
-    meets = ["--rollout.refill", "{rounds: 2}", "--kl.reference_every", "3", "--rollout.max_new_tokens", "2"]
+    meets = [
+        "--rollout.refill",
+        "{rounds: 2, ahead: true}",
+        "--kl.reference_every",
+        "3",
+        "--rollout.max_new_tokens",
+        "2",
+    ]
     meets += ["--prompts.curriculum", "{passed: 0.1, again: 0.7}", "--rollout.group_size", "2"]
     for count in (1, 2):
         for process in start_all(folder, f"meets{count}", count, *meets):

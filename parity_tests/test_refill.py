@@ -94,8 +94,6 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
             "refill/discarded": len(groups) - PROMPTS,
             "refill/discarded_tokens": tokens - np.asarray(batch.mask_BS).sum(),
             "refill/reward": pytest.approx(np.concatenate([group[2] for group in groups]).mean()),
-            "refill/unused": 0,
-            "refill/unused_tokens": 0,
         }
         assert metrics["groups_without_signal"] == PROMPTS - sum(map(has_signal, kept))
         assert trainer.manifest(iteration + 1, 0)["next_prompt"] == cursor * PROMPTS
@@ -190,7 +188,7 @@ def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curricul
         made = [trainer.iterate(iteration) for iteration in range(4)]
         state = jax.tree.map(np.array, trainer.saved())
         costs = [
-            {name: metrics.pop(name) for name in ("refill/unused", "refill/unused_tokens")} for metrics, *_ in made
+            {name: metrics.pop(f"refill/{name}", None) for name in ("unused", "unused_tokens")} for metrics, *_ in made
         ]
         records = [untimed(metrics) for metrics, *_ in made], [scored.completions for _, scored, _ in made]
         drawn_tokens = [m["refill/discarded_tokens"] + int(scored.lengths_B.sum()) for m, scored, _ in made]
@@ -200,14 +198,14 @@ def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curricul
     (records, state, cursor, costs, one_by_one), (others, other, other_cursor, ahead_costs, beside) = found.values()
     assert records == others and cursor == other_cursor > 0
     chex.assert_trees_all_equal(state, other)
-    assert not any(cost["refill/unused"] for cost in costs)
-    thrown_away = [cost["refill/unused"] for cost in ahead_costs]
+    assert all(cost == {"unused": None, "unused_tokens": None} for cost in costs)
+    thrown_away = [cost["unused"] for cost in ahead_costs]
     spent = [
         record["refill/rounds"] == budget["rounds"] or tokens >= budget.get("tokens", np.inf)
         for record, tokens in zip(records[0], drawn_tokens, strict=True)
     ]
     assert thrown_away == [0 if each else PROMPTS for each in spent], "one more, wherever there might have been one"
-    assert [cost["refill/unused_tokens"] > 0 for cost in ahead_costs] == [groups > 0 for groups in thrown_away]
+    assert [cost["unused_tokens"] > 0 for cost in ahead_costs] == [groups > 0 for groups in thrown_away]
     assert one_by_one == ["generate", "reward"] * (4 + cursor)
     assert "generate generate reward" in " ".join(beside), "before the rewards of what came first"
     assert beside.count("generate") - beside.count("reward") == sum(thrown_away) / PROMPTS

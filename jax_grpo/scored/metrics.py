@@ -78,7 +78,7 @@ def of_iteration(
             out["legal_move_rate"] = float(values.mean())
     out |= {f"log/{name}": float(np.mean(values)) for name, values in scored.logged.metrics.items()}
     out["groups_without_signal"] = int(flat_B.reshape(-1, group).all(-1).sum())
-    out |= counts(*filled) if rounds else {}
+    out |= {} if config.rollout.refill is None else counts(filled, config.rollout.refill)
     out["completion_length/mean"] = float(lengths_B.mean())
     out["truncated_fraction"] = float(1 - stopped_B.mean())
     out["completions/distinct"] = distinct_share(scored.completions, group)

@@ -123,8 +123,13 @@ def batch_of(rounds: Sequence[Round]) -> Scored:
     )
 
 
-def counts(rounds: Sequence[Round], unused: Drawn | None = None) -> dict[str, float]:
+def counts(filled: Filled, settings: RefillConfig) -> dict[str, float]:
     """What filling a batch took, as metrics; `refill/reward` is the mean reward of everything that was drawn and rewarded."""
+    rounds, unused = filled
+    thrown_away: dict[str, float] = {
+        "refill/unused": 0 if unused is None else len(unused.numbers),
+        "refill/unused_tokens": 0 if unused is None else _tokens(unused),
+    }
     size = len(rounds[0].signal_P)
     groups_P = slots([one.signal_P for one in rounds])
     tokens_P = np.concatenate([one.scored.lengths_B.reshape(size, -1).sum(-1) for one in rounds])
@@ -135,9 +140,7 @@ def counts(rounds: Sequence[Round], unused: Drawn | None = None) -> dict[str, fl
         "refill/discarded": (len(rounds) - 1) * size,
         "refill/discarded_tokens": tokens_of(rounds) - int(tokens_P[groups_P].sum()),
         "refill/reward": float(np.concatenate([one.scored.rewards_B for one in rounds]).mean()),
-        "refill/unused": 0 if unused is None else size,
-        "refill/unused_tokens": 0 if unused is None else _tokens(unused),
-    }
+    } | (thrown_away if settings.ahead else {})
 
 
 def tokens_of(rounds: Sequence[Round]) -> int:

@@ -57,7 +57,7 @@ const CHARTS = [
   { title: "Groups without signal", unit: "all completions earn the same", series: [["groups_without_signal", "groups"]] },
   { title: "Groups drawn for a batch", unit: "refill: all, and those without signal", series: [["refill/drawn", "drawn"], ["refill/without_signal", "without signal"]] },
   { title: "Prompts by the curriculum", unit: "known so far; solved; never passed", series: [["curriculum/known", "known"], ["curriculum/retired", "solved"], ["curriculum/never_passed", "never passed"]] },
-  { title: "Thrown away by refill", unit: "tokens of discarded completions", series: [["refill/discarded_tokens", "tokens"]] },
+  { title: "Thrown away by refill", unit: "tokens of completions", series: [["refill/discarded_tokens", "discarded"], ["refill/unused_tokens", "generated ahead, not needed"]] },
   { title: "Completion length", unit: "tokens", series: [["completion_length/mean", "mean"]] },
   { title: "Cut at the cap, distinct", unit: "share of completions", series: [["truncated_fraction", "cut"], ["completions/distinct", "distinct in a group"]] },
   { title: "Sampling against training", unit: "difference of log-probabilities, nats", series: [["logp_mismatch/mean", "mean"], ["logp_mismatch/max", "largest"]] },
