@@ -2,7 +2,8 @@
 
     python docs/repair.py teach --out runs/taught
     python -m jax_grpo.train --config configs/quickstart.yaml --model.weights runs/taught --task.prompt_style best_move \\
-        --iterations 300 --checkpoint.every 30 --checkpoint.keep_last 99 --seed 0 --run_dir runs/repair0
+        --iterations 300 --checkpoint.every 30 --checkpoint.keep_last 99 --evaluation '{positions: 0}' --seed 0 \\
+        --run_dir runs/repair0
     python docs/repair.py curves --start runs/taught --runs runs/repair0,runs/repair1,runs/repair2 --out docs/results/repair
 
 Not part of the package. `teach` goes on with packaged:rook-deep's network, which saw every position from the mover's side, on the
