@@ -87,6 +87,8 @@ def make_score(
     """Jitted `score(params, batch) -> (logp_BS, entropy_BS)`, micro-batch by micro-batch."""
 
     def of_all(params, micro_batches):
+        if layout is not ONE_DEVICE:  # each micro-batch gathers them: in the dtype they are read in
+            params = cast_matrices(params, nnx.merge(graphdef, params).compute_dtype)
         return jax.lax.map(lambda tokens: _head(graphdef, params, tokens, config, LM_HEADS, layout)(), micro_batches)
 
     of_all = layout.by_prompts(of_all, (Part.PARAMETERS, Part.MICRO_BATCHES), Part.MICRO_BATCHES)

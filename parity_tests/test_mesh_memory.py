@@ -113,6 +113,21 @@ def test_figures_are_of_each_device(target, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not PLUGIN, reason=INSTALL)
+def test_weights_are_gathered_in_the_dtype_they_are_read_in(tmp_path):
+    """The linear maps' in bfloat16, by the update and by the reference, whose masters are in float32."""
+    found = report(tmp_path, "rtx4090", "--mesh", "fsdp=4", "--model.compute_dtype", "bfloat16")
+    kernels = 12 * 64 * 64 * 2  # of two blocks
+    others = found["parameters"] - kernels
+    for name in ("reference", "update"):
+        program = next(program for program in found["programs"] if program["name"] == name)
+        (gathered,) = (each["bytes"] for each in program["moved"] if each["opcode"] == "all-gather")
+        most = 2 * 3 / 4 * (2 * kernels + 4 * others)
+        print(f"{name}: {gathered} bytes gathered in two micro-batches, of {most:.0f} at most")
+        assert 2 * 3 / 4 * 2 * kernels < gathered < 1.02 * most
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 2}], ids=str)
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_episodes_caches_are_written_in_place_and_cut_over_the_mesh(target, mesh, tmp_path):
