@@ -202,27 +202,22 @@ class Layout:
 
     def summed(self, gradients: Any) -> Any:
         """The same for gradients in parameters that were made `whole`, which are summed over `fsdp` already."""
-        if self.mesh is None:
+        if (mesh := self.mesh) is None:
             return gradients
         leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
         over: dict[tuple[str, ...], list[int]] = {}
         for number, (path, x) in enumerate(leaves):
             over.setdefault((DATA,) if _cut_by(FSDP, spec(path, x)) is not None else OF_PROMPTS, []).append(number)
         out = [x for _, x in leaves]
+        # XLA:CPU sums arrays of several processes one by one, at 2 ms each. Over `tensor` what is joined would be gathered first.
+        slow = mesh.devices.flat[0].platform == "cpu" and self.tensor is None
         for axes, numbers in over.items():
             some = [out[number] for number in numbers]
-            added = self._sum_of_one(some, axes) if self._exchanges_slowly else [self._sum(x, axes) for x in some]
+            joins = slow and any(mesh.shape[axis] > 1 for axis in axes)
+            added = self._sum_of_one(some, axes) if joins else [self._sum(x, axes) for x in some]
             for number, x in zip(numbers, added, strict=True):
                 out[number] = x
         return jax.tree.unflatten(tree, out)
-
-    @property
-    def _exchanges_slowly(self) -> bool:
-        """Whether arrays are better joined to be summed: between processes, XLA:CPU sums them one by one, at 2 ms each.
-
-        Over `tensor` the partitioner would gather what is joined.
-        """
-        return jax.default_backend() == "cpu" and self.tensor is None
 
     def _sum_of_one(self, arrays: Sequence[jax.Array], axes: tuple[str, ...]) -> list[jax.Array]:
         """The arrays, all of one dtype, summed as one vector."""
