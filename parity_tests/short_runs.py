@@ -59,7 +59,10 @@ EPISODES = {
     "guess": [*("--task", "{name: guess, prompt_style: full, episode: {turns: 3}}"), "--rollout.max_new_tokens", "2"],
     "game": [
         *("--model", "{weights: packaged:rook-small, tokenizer: chess, param_dtype: float64, compute_dtype: float64}"),
-        *("--task", "{name: game, opponent: self, episode: {turns: 2, max_observation_tokens: 76}}"),
+        *(
+            "--task",
+            "{name: game, prompt_style: best_move, opponent: self, episode: {turns: 2, max_observation_tokens: 76}}",
+        ),
         *("--rollout.max_new_tokens", "4", "--update.learning_rate", "3e-4"),
     ],
 }
