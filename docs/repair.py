@@ -83,7 +83,7 @@ def losses(weights: str, positions: Sequence[Position]) -> dict[str, dict[str, d
     """By mode and colour: what a move loses, an illegal one as the worst, its 95 % interval by game, and how many are legal."""
     described = {"weights": weights, "tokenizer": "chess"}
     policy = load_policy(ModelConfig.model_validate(described), 0, context=1)
-    task, texts, out = policy_task(STYLE), {}, {}
+    task, out = policy_task(STYLE), {}
     prompts = [task.prompt(position, 0) for position in positions]
     for mode, temperature, count in (("greedy", 0.0, 1), ("sampled", 1.0, SAMPLES)):
         ask = Generator(policy, policy_stop(), CAPS["best_move"], temperature, 0, samples=count)
@@ -95,6 +95,7 @@ def losses(weights: str, positions: Sequence[Position]) -> dict[str, dict[str, d
 
 
 def by_colour(positions: Sequence[Position], rows: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float]]:
+    """What either colour loses, with its interval, and its share of legal moves."""
     found = estimates(positions, rows, 0)
     return {
         colour: {"loss": (loss := found[f"{colour}/loss"]).value, "low": loss.low, "high": loss.high}
