@@ -272,8 +272,8 @@ def run_iterations(milestones: Milestones, stop: processes.Request) -> int:
             log.write(metrics)
             components = applicable(scored.components, scored.prompts)
             shown = {f"reward/{name}": values for name, values in components.items()}
-            if trainer.curriculum is not None:
-                shown["curriculum/rate"] = trainer.curriculum.rates()
+            if (curriculum := trainer.draws.curriculum) is not None:
+                shown["curriculum/rate"] = curriculum.rates()
             log.histograms(done, shown)
             if compiled := compilation.line(metrics):
                 console.note(compiled)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,49 +10,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax_grpo
 from jax_grpo.batch import Batch, minibatches
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.tasks import TaskConfig
+from jax_grpo.draws import Asked, Draws
 from jax_grpo.memory.fit import explain_out_of_memory
 from jax_grpo.mesh import layout_of, processes, require_fitting
 from jax_grpo.model.named import Policy, load_policy
 from jax_grpo.objective import beyond_guardrail
 from jax_grpo.optimiser import reference_copy
-from jax_grpo.positions.checked_files import Remembered
-from jax_grpo.positions.curriculum import Curriculum
-from jax_grpo.positions.dataset import PromptDataset, sampling_numbers
-from jax_grpo.positions.values import NotATable
 from jax_grpo.programs import context, kl_across_a_move, make_programs, unscored, with_logps
 from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.rollout.episodes import Episodes, Played, require_fitting_observations
-from jax_grpo.rollout.generate import (
-    PromptTokens,
-    Rollout,
-    completion_ids,
-    decode_completions,
-    encode_fitting,
-    encode_prompts,
-)
+from jax_grpo.rollout.generate import PromptTokens, Rollout, encode_prompts
 from jax_grpo.run.checkpoints import abstract, content_hash, restore, set_apart
 from jax_grpo.run.resume import Origin, require_same_data
-from jax_grpo.scored import Scored, advantages_of, overlong
+from jax_grpo.scored import Scored, advantages_of
 from jax_grpo.scored.metrics import of_iteration
 from jax_grpo.scored.refill import Drawn, Filled, Round, batch_of, fill
+from jax_grpo.scored.rewards import rewarded
 from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.memory import keep_freed, trim
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks import make_task, require_task
-from jax_grpo.tasks.base import (
-    Prompt,
-    Task,
-    TrainerState,
-    caps,
-    total_reward,
-)
+from jax_grpo.tasks.base import Prompt, Task, caps
 from jax_grpo.tasks.episodes import EpisodicTask
 from jax_grpo.tasks.imported import code_hashes
-from jax_grpo.tasks.shared import shared_score
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
 
 DRAWING = "curriculum/"  # the names of its arrays in a checkpoint begin so
@@ -90,15 +72,15 @@ class Trainer:
             self.task = require_task(task, "task")
             self.task.chat = self.task.chat or ChatTemplate(config.model.tokenizer)
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
-        self.dataset = PromptDataset(self.positions, config.seed)
+        self.draws = Draws(config, self.task, self.positions)
         self.policy: Policy = load_policy(config.model, config.seed, context(config))
         require_fitting(config.mesh, self.policy.architecture.num_heads, self.policy.architecture.hidden_size)
         self.policy = self.policy._replace(params=self.layout.place(self.policy.params))
         self.tokenizer = self.policy.tokenizer
         self.tokenizer.require_writable(self.task.answers, self.task.name)
-        self._require_fitting_prompts()
+        self.draws.require_fitting(self.tokenizer)
         if isinstance(self.task, EpisodicTask):
-            require_fitting_observations(self.task, self.prompts(0)[1], self.tokenizer, config.windows())
+            require_fitting_observations(self.task, self.draws.in_order(0)[1], self.tokenizer, config.windows())
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task, self.layout)
         self.generate, self.score, self.update, self.next_turn, self.partner = programs
         # The update donates its parameters, so the reference needs a copy; without a KL term there is none.
@@ -113,11 +95,6 @@ class Trainer:
             self.partner = self.partner._replace(frozen=self._frozen)
         self.state: TrainState = self.layout.place(init_state(self.policy.params, config))
         self.policy = self.policy._replace(params=None)
-        self.curriculum = None
-        if (how := config.prompts.curriculum) is not None:
-            self.curriculum = Curriculum(how, config.seed, len(self.dataset), lambda place: self.dataset.at(place)[0])
-        self._asked: list[int] = []  # numbers of the iteration's prompts so far
-        self.further_draws = 0  # of prompts, by refill, beside one an iteration: the position in the order of prompts
         self.identity = {
             "architecture": dataclasses.asdict(self.policy.architecture),
             "reference": None if self.reference is None else content_hash(self.reference),
@@ -149,7 +126,7 @@ class Trainer:
         metrics |= of_iteration(
             self.config, self.policy.architecture, scored, batch, flat_B, steps, phases.seconds, seconds, filled
         )
-        metrics |= {} if self.curriculum is None else self.curriculum.metrics()
+        metrics |= self.draws.metrics()
         compiled = compiled_since()
         if takes_time(compiled):
             trim()  # a compiler frees half a gigabyte, which would stay
@@ -170,17 +147,15 @@ class Trainer:
         positions = self.positions.identity_as_in(origin.content["identity"]["positions"])
         require_same_data(origin, self.identity | {"positions": positions})
         origin, drawing = set_apart(origin, DRAWING)
-        if self.curriculum is not None:
-            self.curriculum.restore(drawing)
         like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
         self.state = restore(origin, like, LATER_COUNTERS)
-        self.further_draws = origin.content["next_prompt"] // self.config.prompts.per_iteration - origin.iteration
+        self.draws.restore(origin.content["next_prompt"], origin.iteration, drawing)
 
     def saved(self) -> Any:
         """The arrays of a checkpoint: the state, and what a curriculum has observed."""
-        if self.curriculum is None:
+        if (curriculum := self.draws.curriculum) is None:
             return self.state
-        return vars(self.state) | {DRAWING.removesuffix("/"): self.curriculum.arrays()}
+        return vars(self.state) | {DRAWING.removesuffix("/"): curriculum.arrays()}
 
     def manifest(self, iterations_done: int, metrics_bytes: int) -> dict[str, Any]:
         """What a checkpoint says beside its arrays; with those it is all that the iterations to come depend on."""
@@ -189,47 +164,10 @@ class Trainer:
             "architecture": self.identity["architecture"],
             "identity": self.identity,
             "seed": self.config.seed,  # with the iteration, the position of every random stream
-            "next_prompt": (iterations_done + self.further_draws) * self.config.prompts.per_iteration,
+            "next_prompt": self.draws.next_prompt(iterations_done),
             "metrics_bytes": metrics_bytes,
             "nonfinite_total": int(self.state.nonfinite_total),
         }
-
-    def prompts(self, draw: int) -> tuple[list[int], list[Prompt]]:
-        """The numbers of a draw's positions in their data set, and its prompts; without refill a draw is an iteration.
-
-        With a curriculum these are the order that it draws new ones from.
-        """
-        numbers = [number for number, _ in self.dataset.batch(draw, self.config.prompts.per_iteration)]
-        return numbers, self._made(numbers)
-
-    def _made(self, numbers: Sequence[int]) -> list[Prompt]:
-        """The prompts of the positions of these numbers."""
-        seed = self.config.seed * 1_000_003
-        try:
-            return [self.task.prompt(self.positions[number], seed + number) for number in numbers]
-        except NotATable as error:
-            raise NotATable(f"prompts.source {self.config.prompts.source!r}: {error}") from error
-
-    def _require_fitting_prompts(self) -> None:
-        """Refuses, before anything is compiled, a run that would come upon a too long prompt."""
-        config = self.config
-        rounds = 1 if config.rollout.refill is None else 1 + config.rollout.refill.rounds
-        epoch = -(-len(self.dataset) // config.prompts.per_iteration)
-        drawn = min(config.iterations * rounds, epoch)
-        # An engine changes no prompt; but `value` without one has every position looked at.
-        task = [config.task.model_dump(exclude={"engine"}), config.task.engine is None]
-        order = [config.seed, drawn, config.prompts.per_iteration]
-        what = [jax_grpo.__version__, self.positions.identity, self.tokenizer.fingerprint(), task, order]
-        own = any(inspect.isclass(made) and not made.__module__.startswith("jax_grpo.") for made in self.task.code())
-        remembered = Remembered(None if own else config.compilation_cache, "longest_prompt", what)
-        if isinstance(remembered.value, int) and remembered.value <= config.prompts.max_prompt_tokens:
-            return
-        longest = 0
-        for draw in range(drawn):
-            texts = [prompt.text for prompt in self.prompts(draw)[1]]
-            encoded = encode_fitting(texts, self.tokenizer, config.prompts.max_prompt_tokens)
-            longest = max(longest, *map(len, encoded))
-        remembered.keep(longest)
 
     def _drawn(self, iteration: int, phases: Phases) -> tuple[Filled, Scored, Batch]:
         """What refill drew (nothing without it), the groups to train on, and their batch but for its advantages."""
@@ -238,7 +176,7 @@ class Trainer:
 
         def begin(number: int) -> Drawn:
             nonlocal before
-            before = None if self.curriculum is None else self.curriculum.place
+            before = self.draws.place
             return self._generate(iteration, phases, number)
 
         def finish(drawn: Drawn) -> Drawn:
@@ -258,9 +196,8 @@ class Trainer:
         filled = fill(begin, finish, reward, refill)
         if filled.unused is not None:
             filled = filled._replace(unused=finish(filled.unused))
-            if self.curriculum is not None and before is not None:
-                self.curriculum.back_to(before)
-        self.further_draws += len(filled.rounds) - 1
+            self.draws.back_to(before)
+        self.draws.further += len(filled.rounds) - 1
         scored = batch_of(filled.rounds)
         tokens = self._encoded(scored.prompts[:: self.config.rollout.group_size])
         bare = unscored(jnp.asarray(tokens.ids_PT), jnp.asarray(tokens.mask_PT), scored.rollout)
@@ -270,92 +207,46 @@ class Trainer:
         return encode_prompts([p.text for p in prompts], self.tokenizer, self.config.prompts.max_prompt_tokens)
 
     def _generate(self, iteration: int, phases: Phases, number: int = 0) -> Drawn:
-        """Draws prompts and has the device complete them, which it may still do; the task prepares for scoring meanwhile.
+        """The iteration's draw of prompts of this number, which the device completes, and may still be at."""
+        asked = self.draws.next(iteration, number)
+        tokens = self._encoded(asked.prompts)
+        rollout = (self._play if isinstance(self.task, EpisodicTask) else self._complete)(
+            iteration, asked, tokens, phases
+        )
+        repeated = [prompt for prompt in asked.prompts for _ in range(self.config.rollout.group_size)]
+        bare = unscored(jnp.asarray(tokens.ids_PT), jnp.asarray(tokens.mask_PT), rollout)
+        return Drawn(asked.numbers, repeated, rollout, bare)
 
-        `number` counts the iteration's draws of prompts. One that comes again in a later draw is sampled anew, as within a draw.
-        """
-        config, first = self.config, iteration + self.further_draws
-        earlier = self._asked if number else []
-        if self.curriculum is None:
-            own, prompts = self.prompts(first + number)
-        else:
-            own = self.curriculum.draw(config.prompts.per_iteration, earlier)
-            prompts = self._made(own)
-        self._asked = [*earlier, *own]
-        ids_PT, mask_PT = self._encoded(prompts)
-        numbers_P = np.array(sampling_numbers(self._asked, len(self.dataset))[-len(prompts) :], np.int32)
-        if isinstance(self.task, EpisodicTask):
-            rollout = self._play(iteration, prompts, PromptTokens(ids_PT, mask_PT), numbers_P, phases)
-            return self._grouped(own, prompts, ids_PT, mask_PT, rollout)
-        states_P = np.array([p.start_state for p in prompts], np.int32)
+    def _complete(self, iteration: int, asked: Asked, tokens: PromptTokens, phases: Phases) -> Rollout:
+        """The prompts' completions; the task prepares for scoring meanwhile."""
+        config, prompts = self.config, asked.prompts
+        states_P = np.array([prompt.start_state for prompt in prompts], np.int32)
         caps_P = caps(prompts, config.rollout.max_new_tokens)
 
         def generate() -> Rollout:
-            rollout = self.generate(
-                self.state.params, ids_PT, mask_PT, states_P, numbers_P, config.seed, jnp.int32(iteration), caps_P
-            )
+            drawn_by = asked.sampling_P, config.seed, jnp.int32(iteration)
+            rollout = self.generate(self.state.params, *tokens, states_P, *drawn_by, caps_P)
             self.task.prepare(prompts[processes.own(len(prompts))])
             return rollout
 
-        rollout = phases.run("rollout", generate, wait=False)
-        return self._grouped(own, prompts, ids_PT, mask_PT, rollout)
+        return phases.run("rollout", generate, wait=False)
 
-    def _grouped(
-        self,
-        numbers: list[int],
-        prompts: list[Prompt],
-        ids_PT: np.ndarray,
-        mask_PT: np.ndarray,
-        rollout: Rollout | Played,
-    ) -> Drawn:
-        """What `_generate` returns."""
-        repeated = [prompt for prompt in prompts for _ in range(self.config.rollout.group_size)]
-        return Drawn(numbers, repeated, rollout, unscored(jnp.asarray(ids_PT), jnp.asarray(mask_PT), rollout))
-
-    def _play(
-        self, iteration: int, prompts: list[Prompt], tokens: PromptTokens, numbers_P: np.ndarray, phases: Phases
-    ) -> Played:
+    def _play(self, iteration: int, asked: Asked, tokens: PromptTokens, phases: Phases) -> Played:
         """The prompts' episodes, all turns of them."""
-        config = self.config
+        config, prompts = self.config, asked.prompts
         assert isinstance(self.task, EpisodicTask), "asked of such a task alone"
-        episodes = Episodes(
-            self.task,
-            self.tokenizer,
-            config.windows(),
-            config.rollout.group_size,
-            self.generate,
-            self.next_turn,
-            self.partner,
-        )
-        drawn, own = (numbers_P, config.seed, iteration), processes.own(len(prompts))
+        programs = self.generate, self.next_turn, self.partner
+        episodes = Episodes(self.task, self.tokenizer, config.windows(), config.rollout.group_size, *programs)
+        drawn_by, own = (asked.sampling_P, config.seed, iteration), processes.own(len(prompts))
         return episodes.play(
-            self.state.params, prompts, tokens, *drawn, phases, lambda: self.task.prepare(prompts[own])
+            self.state.params, prompts, tokens, *drawn_by, phases, lambda: self.task.prepare(prompts[own])
         )
 
     def _reward(self, iteration: int, drawn: Drawn) -> Scored:
-        """Stop-truncated texts, their raw components [B], and the weighted sum with penalties.
-
-        Each process reads and scores the completions of its own share of the prompts.
-        """
-        config, prompts, rollout = self.config, drawn.prompts, drawn.rollout
-        own, group = processes.own(config.prompts.per_iteration), config.rollout.group_size
-        own_B = slice(own.start * group, own.stop * group)
-        asked = prompts[own_B]
-        ids = completion_ids(rollout.completion_ids_PGC, rollout.completion_mask_PGC)[own_B]
-        if isinstance(rollout, Played):
-            judged = rollout.episodes[own_B]
-        else:
-            states_B = [prompt.start_state for prompt in asked]
-            mine = rollout if processes.count() == 1 else jax.tree.map(lambda x: x[own], rollout)
-            judged = decode_completions(mine, self.tokenizer, self.task.stop_rule, states_B)
-        state = TrainerState(iteration, config.iterations)
-        completions, components, logged = shared_score(self.task, asked, judged, ids, state)
-        rewards_B = total_reward(components, self.task.component_weights)
-        if (penalty := config.objective.overlong_penalty) is not None:
-            rewards_B = rewards_B + overlong(config, prompts, rollout) * np.float32(penalty.weight)
-        if self.curriculum is not None:
-            self.curriculum.observe(drawn.numbers, rewards_B)
-        return Scored(prompts, completions, components, rewards_B, rollout, logged)
+        """The draw's completions with their rewards, which a curriculum learns too."""
+        scored = rewarded(self.config, self.task, self.tokenizer, drawn, iteration)
+        self.draws.observe(drawn.numbers, scored.rewards_B)
+        return scored
 
     def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:
         """The batch to train on, and which of its rows have no signal."""

@@ -65,7 +65,7 @@ def write_positions(folder: Path) -> Path:
 
 def begin_again(trainer: Trainer, fresh) -> None:
     """A copy of the state, which the update donates, where a checkpoint's would be: other places are other programs."""
-    trainer.state, trainer.further_draws = jax.device_put(fresh, jax.devices()[0]), 0
+    trainer.state, trainer.draws.further = jax.device_put(fresh, jax.devices()[0]), 0
 
 
 def untimed(metrics: dict[str, float]) -> dict[str, float]:

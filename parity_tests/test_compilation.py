@@ -29,7 +29,7 @@ def test_a_program_is_compiled_once_for_each_width_of_prompts():
     compiled, widths = [], []
     for iteration in range(8):
         metrics = trainer.iterate(iteration)[0]
-        texts = [prompt.text for prompt in trainer.prompts(iteration)[1]]
+        texts = [prompt.text for prompt in trainer.draws.in_order(iteration)[1]]
         widths.append(encode_prompts(texts, trainer.tokenizer, 80).ids_PT.shape[1])
         compiled.append({name: metrics[f"compile/{name}"] for name in ("generate", "score", "update")})
         assert (metrics["time/compile"] > 0) == any(compiled[-1].values())

@@ -132,29 +132,29 @@ def trainer(tmp_path_factory) -> Trainer:
 
 def test_a_run_that_continues_draws_what_it_would_have_drawn(trainer, tmp_path):
     """Through a checkpoint on the disk, with refill's further draws."""
-    fresh, nothing = jax.tree.map(np.array, trainer.state), trainer.curriculum.arrays()
+    fresh, nothing = jax.tree.map(np.array, trainer.state), trainer.draws.curriculum.arrays()
     whole = [trainer.iterate(iteration) for iteration in range(5)]
     assert (
         whole[4][0]["curriculum/again"] >= PROMPTS / 2 and sum(metrics["refill/rounds"] for metrics, _, _ in whole) > 0
     )
-    end, known = jax.tree.map(np.array, trainer.state), trainer.curriculum.arrays()
+    end, known = jax.tree.map(np.array, trainer.state), trainer.draws.curriculum.arrays()
     begin_again(trainer, fresh)
-    trainer.curriculum.restore(nothing)
+    trainer.draws.curriculum.restore(nothing)
     for iteration in range(3):
         trainer.iterate(iteration)
     with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
         checkpoints.save(3, trainer.saved(), trainer.manifest(3, 0), {"reward/mean": 0.0})
     begin_again(trainer, fresh)
-    trainer.curriculum.restore(nothing)
+    trainer.draws.curriculum.restore(nothing)
     trainer.restore(load(tmp_path / "000003"))
     for iteration in (3, 4):
         metrics, scored, _ = trainer.iterate(iteration)
         assert untimed(metrics) == untimed(whole[iteration][0])
         assert scored.completions == whole[iteration][1].completions
     chex.assert_trees_all_equal(jax.tree.map(np.array, trainer.state), end)
-    chex.assert_trees_all_equal(trainer.curriculum.arrays(), known)
+    chex.assert_trees_all_equal(trainer.draws.curriculum.arrays(), known)
     begin_again(trainer, fresh)
-    trainer.curriculum.restore(nothing)
+    trainer.draws.curriculum.restore(nothing)
 
 
 def test_a_run_is_not_continued_with_rates_that_were_counted_otherwise(trainer, tmp_path):

@@ -64,7 +64,7 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
     for iteration in range(3):
         groups, draws = [], 0  # of all rounds, in order: prompt, its completions, their rewards and lengths
         while sum(map(has_signal, groups)) < PROMPTS and draws < 6:
-            trainer.further_draws = cursor + draws - iteration
+            trainer.draws.further = cursor + draws - iteration
             drawn = trainer._generate(iteration, Phases())
             widths.add(drawn.bare.tokens.prompt_ids_PT.shape[1])
             made = trainer._reward(iteration, drawn)
@@ -74,7 +74,7 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
                     (drawn.prompts[start].text, made.completions[rows], made.rewards_B[rows], made.lengths_B[rows])
                 )
             draws += 1
-        trainer.further_draws = cursor - iteration
+        trainer.draws.further = cursor - iteration
         metrics, scored, batch = trainer.iterate(iteration)
         cursor += draws
         later = [group for group in groups[PROMPTS:] if has_signal(group)]
@@ -143,7 +143,7 @@ def test_a_run_that_continues_draws_what_it_would_have_drawn(trainer, tmp_path):
     fresh = jax.tree.map(np.array, trainer.state)
     whole = [trainer.iterate(iteration) for iteration in range(2)]
     assert whole[0][0]["refill/rounds"] > 0 < whole[1][0]["refill/rounds"]
-    end, further = jax.tree.map(np.array, trainer.state), trainer.further_draws
+    end, further = jax.tree.map(np.array, trainer.state), trainer.draws.further
     begin_again(trainer, fresh)
     trainer.iterate(0)
     with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
@@ -154,20 +154,20 @@ def test_a_run_that_continues_draws_what_it_would_have_drawn(trainer, tmp_path):
     trainer.restore(origin)
     again = trainer.iterate(1)
     assert untimed(again[0]) == untimed(whole[1][0]) and again[1].completions == whole[1][1].completions
-    assert trainer.further_draws == further
+    assert trainer.draws.further == further
     chex.assert_trees_all_equal(jax.tree.map(np.array, trainer.state), end)
     # A checkpoint of before refill has a cursor of whole iterations.
     trainer.restore(load(tmp_path / "000001")._replace(content=origin.content | {"next_prompt": PROMPTS}))
-    assert trainer.further_draws == 0
+    assert trainer.draws.further == 0
     begin_again(trainer, fresh)
 
 
 def test_a_prompt_that_comes_again_in_a_later_round_is_sampled_anew(trainer):
     """Under one number its completions would be the same ones, and count twice."""
-    dataset = trainer.dataset
-    trainer.dataset = PromptDataset([trainer.positions[0]], 0)
+    dataset = trainer.draws.dataset
+    trainer.draws.dataset = PromptDataset([trainer.positions[0]], 0)
     drawn = [np.asarray(trainer._generate(0, Phases(), number).rollout.completion_ids_PGC) for number in (0, 1)]
-    trainer.dataset = dataset
+    trainer.draws.dataset = dataset
     assert len({group.tobytes() for group in np.concatenate(drawn)}) == 2 * PROMPTS
 
 
@@ -181,8 +181,8 @@ def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curricul
     for ahead in (False, True):
         begin_again(trainer, fresh)
         if curriculum is not None:
-            how, places = CurriculumConfig(**curriculum), lambda place: trainer.dataset.at(place)[0]
-            trainer.curriculum = Curriculum(how, settings.seed, len(trainer.dataset), places)
+            how, places = CurriculumConfig(**curriculum), lambda place: trainer.draws.dataset.at(place)[0]
+            trainer.draws.curriculum = Curriculum(how, settings.seed, len(trainer.draws.dataset), places)
         rollout = settings.rollout.model_copy(update={"refill": RefillConfig(**budget, ahead=ahead)})
         trainer.config, said[:] = settings.model_copy(update={"rollout": rollout}), []
         made = [trainer.iterate(iteration) for iteration in range(4)]
@@ -192,8 +192,8 @@ def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curricul
         ]
         records = [untimed(metrics) for metrics, *_ in made], [scored.completions for _, scored, _ in made]
         drawn_tokens = [m["refill/discarded_tokens"] + int(scored.lengths_B.sum()) for m, scored, _ in made]
-        found[ahead] = records, state, trainer.further_draws, costs, list(said)
-    trainer.config, trainer.curriculum = settings, None
+        found[ahead] = records, state, trainer.draws.further, costs, list(said)
+    trainer.config, trainer.draws.curriculum = settings, None
     begin_again(trainer, fresh)
     (records, state, cursor, costs, one_by_one), (others, other, other_cursor, ahead_costs, beside) = found.values()
     assert records == others and cursor == other_cursor > 0

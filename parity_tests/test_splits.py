@@ -150,7 +150,7 @@ def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path
 
     monkeypatch.setattr(jax_grpo.train, "Evaluator", made)
     monkeypatch.setattr(torch_ref.train, "evaluate", evaluated)
-    trained = Trainer(config).dataset
+    trained = Trainer(config).draws.dataset
     jax_grpo.train.train(config)
     torch_ref.train.train(config, Options())
     training = keys(trained.at(index)[1] for index in range(len(trained)))

@@ -9,6 +9,7 @@ import pytest
 from conftest import relative_error
 
 from jax_grpo.config import load_config
+from jax_grpo.draws import Draws
 from jax_grpo.model.named import load_policy
 from jax_grpo.positions.dataset import PromptDataset, read_packaged
 from jax_grpo.replay import BatchError, main, read_batch, replay
@@ -121,8 +122,9 @@ def test_a_position_drawn_twice_in_one_iteration_gets_completions_of_its_own(in_
     overrides = [*SMALL, "--prompts.per_iteration", "8", "--run_dir", str(tmp_path), "--rollout.temperature", "3"]
     trainer = Trainer(load_config(QUICK, overrides))
     positions = read_packaged("heldout")[:3]
-    trainer.dataset = PromptDataset(positions, 0)
-    numbers, _ = trainer.prompts(0)
+    trainer.draws.dataset = PromptDataset(positions, 0)
+    numbers, asked = trainer.draws.in_order(0)
+    assert [prompt.position for prompt in asked] == [positions[number] for number in numbers]
     made = trainer._generate(0, Phases())
     prompts, ids = made.prompts, np.asarray(made.rollout.completion_ids_PGC)
     groups = {number: [ids[row] for row, drawn in enumerate(numbers) if drawn == number] for number in range(3)}
@@ -131,13 +133,13 @@ def test_a_position_drawn_twice_in_one_iteration_gets_completions_of_its_own(in_
         for a, b in itertools.combinations(drawn, 2):
             assert not np.array_equal(a, b), f"position {number} was drawn twice and completed alike"
     # A batch without repetitions gives the first occurrences: runs whose draws are distinct are what they were.
-    once = trainer.dataset = PromptDataset(positions, 0)
-    trainer.config = trainer.config.model_copy(
-        update={"prompts": trainer.config.prompts.model_copy(update={"per_iteration": 3})}
-    )
-    assert sorted(trainer.prompts(0)[0]) == [0, 1, 2] and len(once) == 3
+    three = trainer.config.prompts.model_copy(update={"per_iteration": 3})
+    trainer.config = trainer.config.model_copy(update={"prompts": three})
+    trainer.draws = Draws(trainer.config, trainer.task, trainer.positions)
+    once = trainer.draws.dataset = PromptDataset(positions, 0)
+    assert sorted(trainer.draws.in_order(0)[0]) == [0, 1, 2] and len(once) == 3
     alone = np.asarray(trainer._generate(0, Phases()).rollout.completion_ids_PGC)
-    for number, completions in zip(trainer.prompts(0)[0], alone, strict=True):
+    for number, completions in zip(trainer.draws.in_order(0)[0], alone, strict=True):
         assert np.array_equal(completions, groups[number][0])
 
 

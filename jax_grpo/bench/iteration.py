@@ -69,7 +69,7 @@ def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
 
     config = config_of(problem, **sections)
     trainer = Trainer(config)
-    trainer.dataset = PromptDataset([position for position, _ in prompts(config)], config.seed)
+    trainer.draws.dataset = PromptDataset([position for position, _ in prompts(config)], config.seed)
     metrics: dict[str, float] = {}
     iterations = itertools.count()
 

@@ -48,7 +48,7 @@ def prepare(config: Config, folder: Path) -> None:
     architecture = trainer.policy.architecture
     save_hf(folder / START, architecture, trainer.state.params, trainer.tokenizer)
     save_for_transformers(trainer.tokenizer, folder / START, architecture.max_position_embeddings)
-    prompts = [prompt for iteration in range(config.iterations) for prompt in trainer.prompts(iteration)[1]]
+    prompts = [prompt for iteration in range(config.iterations) for prompt in trainer.draws.in_order(iteration)[1]]
     trainer.task.close()
     rate = schedule(config.update, config.optimizer_steps())
     rates = [np.asarray(rate(step)).item() for step in range(config.iterations * config.update.epochs)]
