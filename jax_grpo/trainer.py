@@ -195,7 +195,8 @@ class Trainer:
             return Filled([], None), phases.run("reward", lambda: self._reward(iteration, drawn)), cached
         filled = fill(begin, finish, reward, refill)
         if filled.unused is not None:
-            filled = filled._replace(unused=finish(filled.unused))
+            unused = finish(filled.unused)
+            filled = filled._replace(unused=unused._replace(bare=processes.gathered(unused.bare)))
             self.draws.back_to(before)
         self.draws.further += len(filled.rounds) - 1
         scored = batch_of(filled.rounds)

@@ -192,6 +192,11 @@ def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curricul
         ]
         records = [untimed(metrics) for metrics, *_ in made], [scored.completions for _, scored, _ in made]
         drawn_tokens = [m["refill/discarded_tokens"] + int(scored.lengths_B.sum()) for m, scored, _ in made]
+        seconds = [m["time/rollout"] + ahead * m["time/reward"] for m, *_ in made]
+        generated = [m["tokens_per_second"] * spent for (m, *_), spent in zip(made, seconds, strict=True)]
+        assert generated == pytest.approx(
+            [a + (b["unused_tokens"] or 0) for a, b in zip(drawn_tokens, costs, strict=True)]
+        )
         found[ahead] = records, state, trainer.draws.further, costs, list(said)
     trainer.config, trainer.draws.curriculum = settings, None
     begin_again(trainer, fresh)

@@ -15,7 +15,7 @@ from jax_grpo.objective import beyond_guardrail
 from jax_grpo.programs import phase_flops
 from jax_grpo.report.records import distinct_share, episode_shares
 from jax_grpo.scored import Scored
-from jax_grpo.scored.refill import Filled, counts, tokens_of
+from jax_grpo.scored.refill import Filled, counts
 from jax_grpo.system.devices import device_peak
 from jax_grpo.system.memory import peak_memory
 from jax_grpo.tasks.base import applicable
@@ -93,7 +93,7 @@ def of_iteration(
         spans = spans | {"rollout": seconds["rollout"] + seconds["reward"]}
     peak = device_peak(jax.devices()[0].device_kind, config.model.compute_dtype)
     peak = None if peak is None else peak * config.mesh.devices
-    work = phase_flops(config, architecture, batch, len(steps), [one.bare for one in rounds])
+    work = phase_flops(config, architecture, batch, len(steps), filled.generated)
     out |= flops.rates(work, spans, peak)
-    out["tokens_per_second"] = float((tokens_of(rounds) or lengths_B.sum()) / spans["rollout"])
+    out["tokens_per_second"] = float((filled.tokens or lengths_B.sum()) / spans["rollout"])
     return out

@@ -48,6 +48,16 @@ class Filled(NamedTuple):
     rounds: list[Round]
     unused: Drawn | None
 
+    @property
+    def generated(self) -> list[Batch]:
+        """The tokens of all of them."""
+        return [one.bare for one in self.rounds] + ([] if self.unused is None else [self.unused.bare])
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens all of them wrote."""
+        return tokens_of(self.rounds) + (0 if self.unused is None else _tokens(self.unused))
+
 
 def fill(
     begin: Callable[[int], Drawn],
