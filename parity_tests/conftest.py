@@ -1,6 +1,7 @@
 """Shared small models and configs. Everything runs on the CPU in float32 unless a test asks for more (see `worker`)."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 # pytest finds its hooks and its fixture here. Before JAX and PyTorch, which read what it sets.
@@ -19,6 +20,7 @@ from worker import (  # noqa: F401
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from flax import nnx
 from hypothesis import HealthCheck, settings
@@ -126,6 +128,11 @@ def relative_error(tree, reference) -> float:
     pairs = zip(found, expected, strict=True)
     errors = ((jax.tree_util.keystr(path), x, y) for (path, x), (_, y) in pairs)
     return max(relative_l2(name, x, y) for name, x, y in errors)
+
+
+def set_rows(folder, split: str = "train") -> list[dict]:
+    """The rows of a data set's split."""
+    return [row for path in sorted(Path(folder).glob(f"{split}-*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
 def shapes_given(trainer: Any, *programs: str) -> dict[str, list]:

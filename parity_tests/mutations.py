@@ -217,7 +217,7 @@ FAULTS = {
     "the origin goes with its abandoned future": Fault("run/checkpoints.py", "if int(path.name) > iteration]", "if int(path.name) >= iteration]", "test_checkpoint.py -k abandoned"),
     "the command to continue begins again": Fault("run/resume.py", "settings = OPTIONS.parse_known_args(argv)[1]", "settings = list(argv)", "test_resume.py -k command_that_continues"),
     "one row too many": Fault("data/shards.py", "or rows[split] < bound:", "or rows[split] <= bound:", "test_shard_bounds.py"),
-    "a draw at the second occurrence": Fault("positions/position.py", "board.is_repetition(3)", "board.is_repetition(2)", "test_data.py -k threefold"),
+    "a draw at the second occurrence": Fault("positions/position.py", "board.is_repetition(3)", "board.is_repetition(2)", "test_arbiter.py -k threefold"),
     "the first moves for the last": Fault("positions/position.py", "for move in board.move_stack[-HISTORY:]", "for move in board.move_stack[:HISTORY]", "test_prompts.py -k pgn_gives"),
     "every epoch in the same order": Fault("positions/dataset.py", "default_rng((self._seed, epoch))", "default_rng(self._seed)", "test_prompts.py -k 'order_is or own_order'"),
     "the KL's error relative to itself": Fault("objective/__init__.py", "(kl_observed - config.target) / config.target", "(kl_observed - config.target) / kl_observed", "test_kl_control.py -k relative_error"),
@@ -351,7 +351,7 @@ def first_red(fault: Fault, copy: Path) -> str | None:
     file.write_text(source.replace(fault.right, fault.wrong))
     status, output = run_pytest(fault.tests, copy)
     file.write_text(source)
-    red = re.search(r"^(?:FAILED|ERROR) (?:parity_tests/)?(\S+)", output, re.MULTILINE)
+    red = re.search(r"^(?:FAILED|ERROR) (?:parity_tests/)?(.+?)(?: - .*)?$", output, re.MULTILINE)
     if red is None and status not in (0, 1):
         raise SystemExit(f"{fault.tests}: pytest did not run: {output[-2000:]}")
     return red[1] if red else None

@@ -1,6 +1,6 @@
 """The coefficient of an entropy bonus that holds the entropy at a target: where it goes, when it acts, that a run keeps it.
 
-Whole iterations of both implementations stand in `test_parity_iterations`, TRL's own steps in `test_judges`.
+Whole iterations of both implementations stand in `test_parity_iterations`, TRL's own steps in `test_judges_training`.
 """
 
 import dataclasses

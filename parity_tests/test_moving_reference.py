@@ -1,6 +1,6 @@
 """A reference that follows the policy: where it goes, that it is nobody else's memory, and that a run that continues has it.
 
-That both implementations move it alike stands in `test_parity_iterations`, that TRL does in `test_judges`.
+That both implementations move it alike stands in `test_parity_iterations`, that TRL does in `test_judges_training`.
 """
 
 import jax

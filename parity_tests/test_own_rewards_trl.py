@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from both import show
-from test_judges import trainer  # noqa: F401 (a fixture)
+from trl_judge import trl_trainer  # noqa: F401 (a fixture)
 
 from jax_grpo.advantages import combined_advantages, group_advantages
 from jax_grpo.config.learning import AdvantageConfig
@@ -62,7 +62,7 @@ FUNCTIONS = [reward_len, reward_num_unique_chars, format_reward_func, accuracy_r
 WEIGHTS = [0.1, 0.5, 1.0, 2.0, 3.0]
 
 
-def of_trl(trainer, functions, weights, **attributes) -> np.ndarray:  # noqa: F811
+def of_trl(trainer, functions, weights, **attributes) -> np.ndarray:
     """Advantages that TRL's trainer makes of the completions, which take the place of what it would generate."""
     inputs = [row for row in ROWS for _ in range(4)]
     prompt_ids = [[3, 4, 5]] * len(inputs)
@@ -93,14 +93,14 @@ def ours(functions, weights) -> dict[str, np.ndarray]:
 @pytest.mark.slow  # TRL takes ten seconds to import
 @pytest.mark.parametrize("functions", [[0], [1], [2], [3, 0], [0, 1, 2, 3]], ids=str)
 @pytest.mark.parametrize("scale", ["none", "group", "batch"])
-def test_advantages_of_the_same_functions_equal_trls(trainer, scale, functions):  # noqa: F811
+def test_advantages_of_the_same_functions_equal_trls(trainer, scale, functions):
     chosen, weights = [FUNCTIONS[i] for i in functions], [WEIGHTS[i] for i in functions]
     expected = of_trl(trainer, chosen, weights, scale_rewards=scale)
     _agree(chosen, weights, scale, expected)
 
 
 @pytest.mark.slow
-def test_coroutines_are_awaited_as_in_trl(trainer):  # noqa: F811
+def test_coroutines_are_awaited_as_in_trl(trainer):
     import asyncio
     import threading
 
@@ -112,7 +112,7 @@ def test_coroutines_are_awaited_as_in_trl(trainer):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_gdpo_of_the_same_functions_equals_trls_where_none_is_none(trainer):  # noqa: F811
+def test_gdpo_of_the_same_functions_equals_trls_where_none_is_none(trainer):
     chosen, weights = FUNCTIONS[:3], WEIGHTS[:3]
     expected = of_trl(trainer, chosen, weights, multi_objective_aggregation="normalize_then_sum")
     components = np.stack([np.asarray(x) for x in ours(chosen, weights).values()])
@@ -126,7 +126,7 @@ def test_gdpo_of_the_same_functions_equals_trls_where_none_is_none(trainer):  # 
 
 
 @pytest.mark.slow
-def test_trls_own_packaged_reward_runs_as_it_is(trainer):  # noqa: F811
+def test_trls_own_packaged_reward_runs_as_it_is(trainer):
     from trl.rewards import get_soft_overlong_punishment
 
     chosen = [get_soft_overlong_punishment(max_completion_len=8, soft_punish_cache=6)]
