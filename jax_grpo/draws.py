@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 class Draws:
     """The prompts of a run, in draws of `prompts.per_iteration`: one an iteration, and with refill further ones.
 
-    `further` counts the further ones of all iterations so far. It is not a function of their number: rewards decide.
+    `further` counts the further ones of all iterations so far: rewards decide how many, so that it is part of a checkpoint.
     """
 
     def __init__(self, config: Config, task: Task, positions: Rows[Any]):
@@ -98,7 +98,7 @@ class Draws:
         """Refuses, before anything is compiled, a run that would come upon a too long prompt.
 
         Raises:
-                PromptTooLong: names the longest prompt, its length and the config key.
+            PromptTooLong: names the longest prompt, its length and the config key.
         """
         config = self._config
         rounds = 1 if config.rollout.refill is None else 1 + config.rollout.refill.rounds
