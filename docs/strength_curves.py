@@ -13,15 +13,16 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+from jax_grpo.report.records import read_records
+
 MODES = ("greedy", "sampled")
 PLAYERS = {"uniform": "random legal moves", "greedy_capture": "greedy capture", "two_ply": "two-ply material search"}
 
 
 def evaluations(run: Path) -> dict[int, dict[str, float]]:
     """What a move loses, in percent, and the share of legal ones, by iteration and mode; players beside them."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     out = {}
-    for row in rows:
+    for row in read_records(run / "metrics.jsonl"):
         if "eval/greedy/value" not in row:
             continue
         found = {mode: -100 * row[f"eval/{mode}/value"] for mode in MODES}

@@ -56,7 +56,12 @@ class Filled(NamedTuple):
     @property
     def tokens(self) -> int:
         """How many tokens all of them wrote."""
-        return tokens_of(self.rounds) + (0 if self.unused is None else _tokens(self.unused))
+        return tokens_of(self.rounds) + self.unused_tokens
+
+    @property
+    def unused_tokens(self) -> int:
+        """How many of them were thrown away unrewarded."""
+        return 0 if self.unused is None else _tokens(self.unused)
 
 
 def fill(
@@ -138,7 +143,7 @@ def counts(filled: Filled, settings: RefillConfig) -> dict[str, float]:
     rounds, unused = filled
     thrown_away: dict[str, float] = {
         "refill/unused": 0 if unused is None else len(unused.numbers),
-        "refill/unused_tokens": 0 if unused is None else _tokens(unused),
+        "refill/unused_tokens": filled.unused_tokens,
     }
     size = len(rounds[0].signal_P)
     groups_P = slots([one.signal_P for one in rounds])
