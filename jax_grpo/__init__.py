@@ -10,7 +10,7 @@ row), C tokens of a completion (in `lm_head`: rows of a tile), S tokens of eithe
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = ""
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jax_grpo.config import Config, load_config
