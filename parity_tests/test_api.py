@@ -26,6 +26,10 @@ def test_every_public_name_is_there_and_on_the_page():
     assert sys.modules["jax_grpo.train"] is jax_grpo.train, "the command's module, which can be called"
 
 
+def test_the_version_is_a_number():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", jax_grpo.__version__), "records of runs, sets and matches name it"
+
+
 @pytest.mark.slow  # a whole training
 def test_the_examples_own_reward_is_learnt(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
