@@ -10,12 +10,12 @@ import jax_grpo
 class Vowels(jax_grpo.Task):
     """The share of the letter e in the first word, of which 20 characters count."""
 
-    name = "vowels"
+    name, reads = "vowels", "positions"  # of chess, which are in the package
     component_weights = {"vowels": 1.0}  # noqa: RUF012 (as a notebook would write it)
     stop_rule = jax_grpo.word_stop()
 
-    def prompt(self, position, seed):
-        return jax_grpo.Prompt(f"{position.fen}\n", 0, position)
+    def prompt(self, row, seed):
+        return jax_grpo.Prompt(f"{row.fen}\n", 0, row)
 
     def score(self, prompts, completions):
         return {"vowels": np.array([text[:20].count("e") / 10 for text in completions], np.float32)}
@@ -38,6 +38,6 @@ config = jax_grpo.Config.model_validate(
         "update": {"learning_rate": 1e-2},
     }
 )
-run = jax_grpo.train(config, task=Vowels())
+run = jax_grpo.train.train(config, task=Vowels())
 rewards = [record["reward/mean"] for record in jax_grpo.read_records(run / "metrics.jsonl") if "reward/mean" in record]
 print(f"mean reward {np.mean(rewards[:5]):.2f} -> {np.mean(rewards[-5:]):.2f}")

@@ -16,7 +16,7 @@ from flax import struct
 
 
 class CannotCut(ValueError):
-    """The batch does not divide into the number of parts asked for."""
+    """The batch does not divide into that number of parts."""
 
 
 @struct.dataclass
@@ -147,7 +147,7 @@ def minibatches(batch: Batch, epochs: int, count: int, seed: int, iteration: int
 
 
 def _shuffled(batch: Batch, source: tuple[int, ...]) -> Batch:
-    """The groups in an order drawn from `source`."""
+    """The groups in a random order, which `source` seeds."""
     assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
     prompts, group, _ = batch.tokens.completion_ids_PGC.shape
     order_P = np.random.default_rng(source).permutation(prompts)

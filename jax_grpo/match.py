@@ -1,6 +1,6 @@
-"""Matches of the model against an engine: `python -m jax_grpo.match`; see `play.match`."""
+"""Matches of the model: `python -m jax_grpo.match`."""
 
-from jax_grpo.play.match import main
+from jax_grpo.names import COMMANDS, by_name
 
 if __name__ == "__main__":
-    main()
+    by_name(COMMANDS["match"])()

@@ -14,7 +14,7 @@ STORED = {"parameters": None, "bfloat16": jnp.bfloat16}  # None: as the paramete
 def schedule(config: UpdateConfig, total_steps: int) -> optax.Schedule:
     """Learning rate at optimiser step t, counted from 0.
 
-    With W warm-up steps, N total steps and final fraction f:
+    With W warm-up steps, at most N - 1 of them, N total steps and final fraction f:
 
         t <  W: lr * (t + 1) / W
         t >= W: lr                                               constant
@@ -22,7 +22,8 @@ def schedule(config: UpdateConfig, total_steps: int) -> optax.Schedule:
 
     The first step already learns: a warm-up that starts at 0 wastes the first rollout.
     """
-    lr, warmup, final = config.learning_rate, config.warmup_steps, config.final_learning_rate_fraction
+    lr, final = config.learning_rate, config.final_learning_rate_fraction
+    warmup = min(config.warmup_steps, total_steps - 1)
 
     def cosine(t):
         progress = jnp.clip((t - warmup) / max(total_steps - warmup, 1), 0.0, 1.0)
@@ -50,7 +51,7 @@ def adamw(config: UpdateConfig) -> optax.GradientTransformation:
     in the parameters' dtype and rounded once a step.
     """
     adam = optax.scale_by_adam(
-        b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=STORED[config.first_moment_dtype]
+        b1=config.betas[0], b2=config.betas[1], eps=config.epsilon, mu_dtype=STORED[config.first_moment_dtype]
     )
     return optax.chain(adam, *_after_adam(config))
 
@@ -91,8 +92,8 @@ def _direction_of(config: UpdateConfig, params: Any, opt_state: Any) -> tuple[An
     """
     barrier = jax.lax.optimization_barrier
     adam = jax.lax.platform_dependent(opt_state[0], cpu=barrier, default=lambda adam: adam)
-    mu_hat = optax.tree.bias_correction(adam.mu, config.beta1, adam.count)
-    nu_hat = optax.tree.bias_correction(adam.nu, config.beta2, adam.count)
+    mu_hat = optax.tree.bias_correction(adam.mu, config.betas[0], adam.count)
+    nu_hat = optax.tree.bias_correction(adam.nu, config.betas[1], adam.count)
     scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mu_hat, nu_hat)
     after_adam = optax.chain(*_after_adam(config))
     direction, _ = after_adam.update(scaled, after_adam.init(params), params)

@@ -4,9 +4,9 @@
 
 Batch arrays, all [B, T] and aligned to token positions (`x[:, t]` belongs to `input_ids[:, t]` given what stands before it,
 position 0 unused): input_ids, attention_mask, completion_mask, and optionally old_logp, ref_logp, entropy (of the old policy;
-each else computed with the given weights), sampling_logp; per row `rewards` or `advantages` [B], `group_ids` [B], optionally
-`stopped` [B]; and `vocabulary`, how many columns the softmax has (else as many as the weights have rows). Output: every metric,
-logp, advantages, grad/<HF name> before clipping, param/<HF name> after the step.
+each else computed with the given weights), sampling_logp; per row `advantages` [B], or `rewards` [B] with the `group_ids` [B] of
+groups of one size, and optionally `stopped` [B]; and `vocabulary`, how many columns the softmax has (else as many as the weights
+have rows). Output: every metric, logp, advantages, grad/<HF name> before clipping, param/<HF name> after the step.
 """
 
 import argparse
@@ -21,8 +21,10 @@ from flax import nnx
 
 from jax_grpo.advantages import group_advantages
 from jax_grpo.batch import CACHED, Batch, CannotCut, FlatTokens
-from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.config import ConfigError, load_config
+from jax_grpo.config.learning import AdvantageConfig, Learning
 from jax_grpo.mesh import require_one_device
+from jax_grpo.model.adapters import divided
 from jax_grpo.model.named import Model, Policy, load_model
 from jax_grpo.model.weights import WeightsError, to_hf
 from jax_grpo.run.files import CheckpointError
@@ -73,17 +75,17 @@ def require_known_ids(path: str | Path, arrays: dict[str, np.ndarray], vocab_siz
         )
 
 
-def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
+def batch_from(arrays: dict[str, np.ndarray], learning: Learning) -> Batch:
     """The recorded arrays as a flat batch; log-probabilities and advantages in the compute dtype, at least float32.
 
     Raises:
-        BatchError: an array is missing without which a setting would do nothing.
+        BatchError: an array is missing without which a setting would do nothing, or groups are not of one size.
     """
-    dtype = jnp.promote_types(jnp.dtype(config.model.compute_dtype), jnp.float32)
-    components = config.advantage.components
+    dtype = jnp.promote_types(jnp.dtype(learning.compute_dtype), jnp.float32)
+    components = learning.advantage.components
     for setting, wanted, name in (
-        ("objective.mask_truncated", config.objective.mask_truncated, "stopped"),
-        ("objective.mismatch_cap", config.objective.mismatch_cap is not None, "sampling_logp"),
+        ("objective.mask_truncated", learning.objective.mask_truncated, "stopped"),
+        ("objective.mismatch_cap", learning.objective.mismatch_cap is not None, "sampling_logp"),
         (f"advantage.components {components}", components != "sum_first", "advantages"),
     ):
         if wanted and name not in arrays:
@@ -97,46 +99,61 @@ def batch_from(arrays: dict[str, np.ndarray], config: Config) -> Batch:
     # Advantages win over rewards: a recorded file holds both, and the recorded advantages are what was trained on.
     advantages_B = optional("advantages")
     if advantages_B is None:
-        if config.advantage.scale == "maxrl" and (arrays["rewards"] < 0).any():
+        if learning.advantage.scale == "maxrl" and (arrays["rewards"] < 0).any():
             raise BatchError(f"rewards go down to {arrays['rewards'].min():g}; advantage.scale maxrl needs at least 0")
-        rewards_B, group_ids_B = jnp.asarray(arrays["rewards"], dtype), jnp.asarray(arrays["group_ids"])
-        advantages_B, _ = group_advantages(rewards_B, group_ids_B, config.advantage, jnp.sum(mask_BT, axis=-1))
+        advantages_B = _advantages(
+            arrays, jnp.asarray(arrays["rewards"], dtype), jnp.sum(mask_BT, axis=-1), learning.advantage
+        )
     return Batch(
         tokens=FlatTokens(input_ids_BT, attention_mask_BT),
         mask_BS=mask_BT,
         advantages_B=advantages_B,
         stopped_B=jnp.asarray(arrays.get("stopped", np.ones(advantages_B.shape, bool))),
         old_logp_BS=optional("old_logp"),
-        ref_logp_BS=optional("ref_logp") if config.kl.beta > 0 else None,
+        ref_logp_BS=optional("ref_logp") if learning.kl.beta > 0 else None,
         sampling_logp_BS=optional("sampling_logp"),
-        entropy_BS=optional("entropy") if config.objective.entropy_quantile > 0 else None,
+        entropy_BS=optional("entropy") if learning.objective.entropy_quantile > 0 else None,
     )
 
 
-def completed(batch: Batch, policy: Model | Policy, config: Config) -> Batch:
+def _advantages(
+    arrays: dict[str, np.ndarray], rewards_B: jax.Array, lengths_B: jax.Array, settings: AdvantageConfig
+) -> jax.Array:
+    """Advantages [B] of the recorded rewards, whose groups may stand in any order."""
+    _, sizes = np.unique(arrays["group_ids"], return_counts=True)
+    if len(set(sizes)) > 1:
+        raise BatchError(
+            f"group_ids: groups have {sizes.min()} to {sizes.max()} rows; expected as many in each, or the array 'advantages'"
+        )
+    rows_PG = np.argsort(arrays["group_ids"], kind="stable").reshape(len(sizes), -1)
+    advantages_PG, _ = group_advantages(rewards_B[rows_PG], settings, lengths_B[rows_PG])
+    return jnp.zeros_like(rewards_B).at[rows_PG].set(advantages_PG)
+
+
+def completed(batch: Batch, policy: Model | Policy, learning: Learning) -> Batch:
     """The batch with the log-probabilities and entropies that the config needs and the file lacks, by the given weights."""
     needed = {
         "old_logp_BS": True,
-        "ref_logp_BS": config.kl.beta > 0,
-        "entropy_BS": config.objective.entropy_quantile > 0,
+        "ref_logp_BS": learning.kl.beta > 0,
+        "entropy_BS": learning.objective.entropy_quantile > 0,
     }
     missing = [name for name, wanted in needed.items() if wanted and getattr(batch, name) is None]
     if not missing:
         return batch
-    logp_BS, entropy_BS = make_score(policy.graphdef, config)(policy.params, batch)
+    logp_BS, entropy_BS = make_score(policy.graphdef, learning)(policy.params, batch)
     return dataclasses.replace(batch, **{name: entropy_BS if name == "entropy_BS" else logp_BS for name in missing})
 
 
-def replay(config: Config, policy: Model | Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """One optimiser step of `config` on the arrays, in the layout of a recorded batch; see the module's docstring."""
-    require_one_device(config.mesh, "a replay")
+def replay(learning: Learning, policy: Model | Policy, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One optimiser step on the arrays, in the layout of a recorded batch; see the module's docstring."""
     model = nnx.merge(policy.graphdef, policy.params)
     # The softmax is the one that the batch's log-probabilities are of, whatever tokenizer there is.
     model.vocabulary = int(arrays.get("vocabulary", policy.architecture.vocab_size))
     policy = policy._replace(graphdef=nnx.split(model, nnx.Param)[0])
-    batch = completed(batch_from(arrays, config), policy, config)
-    step = jax.jit(make_step(policy.graphdef, config, config.optimizer_steps()))
-    state, metrics, logp_BS, grads = step(init_state(policy.params, config), batch)
+    batch = completed(batch_from(arrays, learning), policy, learning)
+    step = jax.jit(make_step(policy.graphdef, learning))
+    trained, base = divided(policy.params)
+    state, metrics, logp_BS, grads = step(init_state(trained, learning), batch, base)
     out = {name: np.asarray(value) for name, value in metrics.items()}
     out |= {"logp": np.asarray(logp_BS), "advantages": np.asarray(batch.advantages_B)}
     out |= {f"grad/{name}": value for name, value in to_hf(grads, policy.architecture).items()}
@@ -159,11 +176,12 @@ def main(argv: list[str] | None = None) -> None:
         if args.dtype:
             overrides += ["--model.compute_dtype", args.dtype]
         config = load_config(args.config, [*overrides, "--model.weights", args.weights])
+        require_one_device(config.mesh, "a replay")
         arrays = read_batch(args.batch)
         with jax.default_matmul_precision("highest"):
             model = load_model(config.model, config.seed, arrays["input_ids"].shape[1])
             require_known_ids(args.batch, arrays, model.architecture.vocab_size)
-            out = replay(config, model, arrays)
+            out = replay(config.learning(), model, arrays)
         np.savez(args.out, allow_pickle=False, **out)
     except (BatchError, CannotCut, CheckpointError, ConfigError, WeightsError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error

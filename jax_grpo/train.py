@@ -9,8 +9,7 @@ import contextlib
 import dataclasses
 import shlex
 import sys
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +17,44 @@ import jax
 import numpy as np
 
 from jax_grpo.batch import record
-from jax_grpo.config import Config, ConfigError, parse_cli
-from jax_grpo.config.tasks import OWN_SIDE
+from jax_grpo.config import Config, check_files, load_config, parse_cli
+from jax_grpo.config.files import weights_directory
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
 from jax_grpo.mesh import processes
-from jax_grpo.model.flops import ImpossibleRate
-from jax_grpo.model.named import find_style, said_of_style
+from jax_grpo.model.named import adapter_of
+from jax_grpo.model.peft_files import save_adapters
+from jax_grpo.model.tokenizer import tokenizer_of
 from jax_grpo.model.weights import save_hf
-from jax_grpo.positions.dataset import Heldout, heldout_positions, told
+from jax_grpo.prompts.dataset import Heldout, describe_rows, heldout_rows
 from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
-from jax_grpo.report.log import MetricsError, MetricsLog
-from jax_grpo.report.records import sample_rows
-from jax_grpo.report.silent import Silent
-from jax_grpo.rollout.episodes import ObservationTooLong
+from jax_grpo.report.log import MetricsError, MetricsLog, Silent
+from jax_grpo.report.records import outcome, read_records, sample_rows
 from jax_grpo.run import resume as continuing
 from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.run.folder import locked_folder, record_finish, record_start, write_whole
-from jax_grpo.run.shared_checkpoints import SharedCheckpoints
 from jax_grpo.system import compilation
+from jax_grpo.system.devices import ImpossibleRate
 from jax_grpo.system.memory import give_back_early
 from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.system.process import StopSignals
+from jax_grpo.system.progress import progress_bar
+from jax_grpo.system.terminal import printable_lines
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import RewardError, Task, applicable
-from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tasks.base import Task, TaskError, applicable
+from jax_grpo.tasks.checked import made_prompt
 from jax_grpo.trainer import NonFiniteUpdates, Trainer
 
 RUN_ERRORS = (
     CheckpointError,
     DeviceOutOfMemory,
-    EngineError,
     ImpossibleRate,
     MetricsError,
     NonFiniteUpdates,
-    ObservationTooLong,
     processes.ProcessLost,
-    RewardError,
+    TaskError,
 )
 
 
@@ -64,23 +62,12 @@ def make_evaluator(trainer: Trainer, heldout: Heldout | None) -> Evaluator | Non
     """Of the held-out positions; None where there are none."""
     if heldout is None:
         return None
-    prompts = [trainer.task.prompt(position, index) for index, position in enumerate(heldout.positions)]
-    return Evaluator(trainer.policy, trainer.task, prompts, trainer.config, trainer.partner, trainer.layout)
-
-
-def _require_taught_style(config: Config) -> None:
-    """Refuses to ask a model for moves in a way that it was not taught, and would answer as if Black's pieces were White's."""
-    weights, style = config.model.weights, config.task.prompt_style
-    asks_moves = {"policy", "game"} & set(config.task.mixture.parts if config.task.mixture else [config.task.name])
-    if asks_moves and weights is not None and style != OWN_SIDE and find_style(weights) == OWN_SIDE:
-        raise ConfigError(
-            f"task.prompt_style is {style!r}, but {weights} was taught to see every position from the mover's side; expected "
-            f"task.prompt_style: {OWN_SIDE}"
-        )
+    prompts = [made_prompt(trainer.task, row, index, heldout=True) for index, row in enumerate(heldout.rows)]
+    return Evaluator(trainer.policy, trainer.task, prompts, trainer.config, trainer.task_policy, trainer.layout)
 
 
 def train(
-    config: Config,
+    config: Config | str | Path | Mapping[str, Any],
     *,
     task: Task | None = None,
     rewards: Sequence[Callable[..., Any]] | None = None,
@@ -90,48 +77,59 @@ def train(
 ) -> Path:
     """Runs a training to its end or a stop signal; returns its folder: metrics, config, checkpoints, weights, pictures.
 
+    `config` may also be the path of a YAML file, or nested settings (`load_config`).
+
     A `task` of your own takes the place of the one that the config names, whose section is then left out; `rewards` are functions
     for `task.name: prompts`, in the place of `task.rewards_from`. `resume` is `auto`, or the checkpoint or run folder to continue
-    from; `restart` begins again where an unfinished run is. `argv` are the command line's arguments, for `run.json` and the command
+    from; `restart` begins again where a run is. `argv` are the command line's arguments, for `run.json` and the command
     that continues; None when called from Python.
 
     With `mesh.coordinator`, of several processes, each of them calls it; process 0 alone writes, but for checkpoints.
     """
+    if not isinstance(config, Config):
+        config = load_config(config)
+        check_files(config)
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(processes.connected(config.mesh))  # before JAX is asked for a device
+        cleanup.enter_context(processes.connected(config.mesh))  # before JAX looks for a device
         writes = processes.is_first()
         run_dir = cleanup.enter_context(locked_folder(config.run_dir)) if writes else Path(config.run_dir)
         stop = cleanup.enter_context(StopSignals())
         # Where it begins; nothing is changed yet, since the model or the data may refuse to continue.
-        kind = Checkpoints if processes.count() == 1 else SharedCheckpoints
-        checkpoints = kind(run_dir / continuing.CHECKPOINTS, config.checkpoint)
-        origin = continuing.find_shared_origin(resume, restart, run_dir, checkpoints, print)
+        ranked = config.checkpoint.model_copy(
+            update={"best_metric": config.checkpoint.best_metric or config.best_metric()}
+        )
+        checkpoints = Checkpoints(run_dir / continuing.CHECKPOINTS, ranked)
+        origin = continuing.find_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
-        _require_taught_style(config)
         if task is None and rewards is None:
             if config.update.micro_batches == "auto":
-                # Finding them compiles: bad code and bad data of the user's are told before.
-                with contextlib.closing(make_task(config.task, tokenizer=config.model.tokenizer)) as own:
+                # Choosing a number compiles programs: bad code and bad data of the user's are reported before.
+                with contextlib.closing(make_task(config.task, tokenizer=tokenizer_of(config.model))) as own:
+                    own.require_weights(config.model.weights)
                     own.read(config.prompts, config.seed, config.compilation_cache)
             config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
         changes = continuing.require_same_run(origin, config) if origin else []
 
         # What it trains, on which data.
-        trainer = Trainer(config, task, rewards)
-        cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
-        heldout = heldout_positions(config, trainer.positions, trainer.task.read)
-        evaluator = make_evaluator(trainer, heldout)
+        with progress_bar(shown=writes and config.logging.progress, transient=True) as bars:
+            bars.add_task("reading the model and the prompts", total=None)
+            trainer = Trainer(config, task, rewards)
+            cleanup.callback(trainer.task.close)  # an engine's process would outlive a run that ends early
+            trainer.task.require_weights(config.model.weights)
+            heldout = heldout_rows(config, trainer.positions, trainer.task.read)
+            evaluator = make_evaluator(trainer, heldout)
+            if origin:
+                trainer.restore(origin)
         if origin:
-            trainer.restore(origin)
             changes += continuing.changed_code(origin, trainer.identity)
 
         # Nothing refuses it any more: the folder becomes this run's.
-        logs = _begin(config, run_dir, origin, checkpoints, argv) if writes else (Silent(), Silent())
+        logs = _begin(trainer, origin, checkpoints, argv) if writes else (Silent(), Silent())
         with logs[0] as log, logs[1] as console, checkpoints:
             device = jax.devices()[0].device_kind
             console.note(f"{config.model.weights or 'random weights'}, {device}, run folder {run_dir}")
-            console.note(told(trainer.positions, heldout))
+            console.note(describe_rows(trainer.positions, heldout, trainer.task.noun))
             if origin:
                 changed = f"; changed since: {', '.join(changes)}" if changes else ""
                 console.note(f"continuing after iteration {first} from {origin.path}{changed}")
@@ -144,32 +142,74 @@ def train(
                 console.note(f"stopped after iteration {done} of {config.iterations}; {resuming}")
                 return run_dir
 
-        params, taught = processes.gathered(trainer.state.params), said_of_style(config.task.prompt_style)
-        if not writes:
-            return run_dir
-        save_hf(run_dir / "weights", trainer.policy.architecture, params, trainer.tokenizer, taught)
-        from jax_grpo.report.curves import save_all  # matplotlib, which is slow to import, is not needed before
-
-        answers = []
-        if evaluator and milestones.evaluation:
-            answers = milestones.evaluation.moves(evaluator.prompts, config.task.prompt_style)
-        pictures = save_all(run_dir, answers)
-        record_finish(run_dir)
-        print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *pictures]))
+        params = processes.gathered(trainer.state.params)
+        if writes:
+            _end(milestones, params, argv)
         return run_dir
 
 
+def save_trained(trainer: Trainer, folder: Path, params: Any) -> None:
+    """Writes what was trained as others read it: a whole model in Hugging Face's format, or adapters in PEFT's."""
+    config, own = trainer.config.model, trainer.task.model_settings()
+    source = None if config.weights is None else weights_directory(config.weights)
+    if (adapter := adapter_of(config.adapter)) is None:
+        save_hf(folder, trainer.policy.architecture, params, trainer.tokenizer, own, source)
+        return
+    save_adapters(
+        folder,
+        trainer.policy.architecture,
+        adapter,
+        params,
+        base=str(source),
+        base_hash=trainer.identity["base"],
+        base_dtype=config.base_dtype,
+        tokenizer=trainer.tokenizer,
+        more=own,
+    )
+
+
+def _end(milestones: "Milestones", params: Any, argv: Sequence[str] | None) -> None:
+    """Writes the weights and the pictures of a run that is complete, and says what it changed and what to do next."""
+    from jax_grpo.report.curves import curves  # matplotlib, which is slow to import, is not needed before
+
+    trainer, evaluator, config = milestones.trainer, milestones.evaluator, milestones.trainer.config
+    run_dir, own = Path(config.run_dir), trainer.task
+    save_trained(trainer, run_dir / "weights", params)
+    records, pictures = read_records(run_dir / "metrics.jsonl"), [run_dir / "curves.png"]
+    curves(records, pictures[0], own.headlines)
+    if evaluator and milestones.evaluation:
+        pictures += own.save_pictures(run_dir, evaluator.prompts, milestones.evaluation.completions["greedy"])
+    record_finish(run_dir)
+    print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *pictures]))
+    completions = config.prompts.per_iteration * config.rollout.group_size
+    print(outcome(records, completions, len(evaluator.prompts) if evaluator else 0))
+    print("next:", *_next_commands(config.iterations, run_dir, argv, own), sep="\n    ")
+
+
+def _next_commands(iterations: int, run_dir: str | Path, argv: Sequence[str] | None, task: Task) -> list[str]:
+    """What one does with a run of so many iterations: judge it, if its task has suites, look at it, export it, train longer."""
+    folder = shlex.quote(str(run_dir))
+    judged = [f"python -m jax_grpo.evaluate --weights {folder} --out {folder}/evaluation"]
+    return [
+        *(judged if task.has_suites else []),
+        f"python -m jax_grpo.report {folder} --out {folder}/report.html",
+        f"python -m jax_grpo.export --weights {folder} --out {folder}/exported",
+        continuing.command(argv, 2 * iterations),
+    ]
+
+
 def _begin(
-    config: Config, run_dir: Path, origin: Origin | None, checkpoints: Checkpoints, argv: Sequence[str] | None
+    trainer: Trainer, origin: Origin | None, checkpoints: Checkpoints, argv: Sequence[str] | None
 ) -> tuple[MetricsLog, Console]:
-    """Makes the folder that of the run that begins or continues; what it is written and told with."""
-    first = origin.iteration if origin else 0
+    """Makes the folder that of the run that begins or continues; returns what writes its metrics and what shows them."""
+    config, first = trainer.config, origin.iteration if origin else 0
+    run_dir = Path(config.run_dir)
     metrics_bytes = continuing.bring_metrics(origin, run_dir, print) if origin else 0
     continuing.abandon_others(origin, checkpoints, print)
     write_whole(run_dir / "config.yaml", config.resolved_yaml())
     started_by = None if argv is None else f"{continuing.PROGRAM} {shlex.join(argv)}"
     record_start(run_dir, config.resolved_yaml(), started_by, first, config.update.parts)
-    return MetricsLog(run_dir, config, metrics_bytes, first), Console(config, first)
+    return MetricsLog(run_dir, config, metrics_bytes, first), Console(config, trainer.task, first)
 
 
 @dataclasses.dataclass
@@ -179,7 +219,8 @@ class Milestones:
     A stop signal's weights are saved at once, and evaluated when the run continues. The metrics that belong to a checkpoint end
     before its evaluation: a run that continues makes that again, or, where it was of the end only, goes on without it.
 
-    `done` counts iterations in all; `evaluation` is of the weights after them, None while there is none.
+    `done` counts iterations in all, `first` those of earlier processes; `evaluation` is of the weights after them, None while
+    there is none.
     """
 
     trainer: Trainer
@@ -190,7 +231,7 @@ class Milestones:
     origin: Origin | None
 
     def __post_init__(self) -> None:
-        self._first = self.done = self.origin.iteration if self.origin else 0
+        self.first = self.done = self.origin.iteration if self.origin else 0
         self.evaluation: Evaluation | None = None
         self._metrics: dict[str, float] = {}  # of the newest iteration
         self._position: int | None = None  # of the metrics file before the evaluation
@@ -206,7 +247,7 @@ class Milestones:
         if not self._evaluates():
             return
         metrics = self._evaluate()
-        if self.trainer.config.checkpoint.best_metric.startswith(EVALUATED):
+        if self.trainer.config.best_metric().startswith(EVALUATED):
             self.checkpoints.require_measured(self._measured)
         if self.origin:  # its checkpoint was saved before it was evaluated: by a stop signal, or by an earlier version
             self.checkpoints.add_metrics(self.done, metrics)
@@ -228,7 +269,7 @@ class Milestones:
 
     def end(self) -> None:
         """Saves what is not saved yet, and evaluates the last weights of a run that is complete."""
-        if self.done > self._first:
+        if self.done > self.first:
             self._save()
         if self.done == self.trainer.config.iterations and self.evaluation is None and self._evaluates():
             self.checkpoints.add_metrics(self.done, self._evaluate())  # a signal came in the last iteration
@@ -243,8 +284,8 @@ class Milestones:
         evaluator, phases = self.evaluator, Phases()
         assert evaluator is not None, "see `_evaluates`"
         self._position = self.log.position()
-        with explain_out_of_memory(phases, self.trainer.config):
-            evaluation = phases.run("evaluation", lambda: evaluator(self.trainer.state.params, self.done), wait=False)
+        with explain_out_of_memory(phases, self.trainer.config), self.console.under_way("held-out evaluation"):
+            evaluation = phases.run("evaluation", lambda: evaluator(self.trainer.weights, self.done), wait=False)
         self.evaluation, metrics = evaluation, evaluation.metrics
         self.log.write({"iteration": self.done, **metrics})
         self.console.evaluation(self.done, metrics)
@@ -267,12 +308,14 @@ def run_iterations(milestones: Milestones, stop: processes.Request) -> int:
         milestones.begin()
         while (done := milestones.done) < config.iterations and not stop.requested:
             profiled = compilation.profiled(config.profile, run_dir, done) if writes else contextlib.nullcontext()
-            with watchdog.iteration(done) as phases, profiled:
+            compiles = done == milestones.first
+            slow = console.under_way(f"iteration {done}, which compiles") if compiles else contextlib.nullcontext()
+            with watchdog.iteration(done) as phases, profiled, slow:
                 metrics, scored, batch = trainer.iterate(done, phases)
             log.write(metrics)
             components = applicable(scored.components, scored.prompts)
             shown = {f"reward/{name}": values for name, values in components.items()}
-            if (curriculum := trainer.draws.curriculum) is not None:
+            if (curriculum := trainer.prompts.curriculum) is not None:
                 shown["curriculum/rate"] = curriculum.rates()
             log.histograms(done, shown)
             if compiled := compilation.line(metrics):
@@ -281,7 +324,8 @@ def run_iterations(milestones: Milestones, stop: processes.Request) -> int:
             health(metrics)
             if config.logging.samples_every and done % config.logging.samples_every == 0:
                 given = (scored.prompts, scored.completions, scored.rewards_B, scored.components)
-                rows = sample_rows(*given, config, scored.logged.extras, scored.episodes)
+                extras, advantages_B = scored.logged.extras, np.asarray(batch.advantages_B)
+                rows = sample_rows(trainer.task, *given, config, extras, scored.episodes, advantages_B)
                 console.samples(rows)
                 log.samples(done, rows)
             if done < config.record_batches and writes:  # for `jax_grpo.replay`
@@ -303,17 +347,8 @@ def main(argv: list[str] | None = None) -> None:
             train(config, resume=options.resume, restart=options.restart, argv=argv)
         except (*RUN_ERRORS, OSError, ValueError) as error:  # the project's input errors are ValueErrors
             notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-            raise SystemExit(f"{type(error).__name__}: {error}{notes}") from error
+            raise SystemExit(printable_lines(f"{type(error).__name__}: {error}{notes}")) from error
 
-
-class _Callable(types.ModuleType):
-    """`jax_grpo.train` is this module and, called, its function."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Path:
-        return train(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
     main()

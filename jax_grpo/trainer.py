@@ -10,32 +10,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grpo.advantages import over_batch
 from jax_grpo.batch import Batch, minibatches
 from jax_grpo.config import Config, ConfigError
-from jax_grpo.config.tasks import TaskConfig
-from jax_grpo.draws import Asked, Draws
+from jax_grpo.config.imported import code_hashes
+from jax_grpo.config.tasks import task_of
+from jax_grpo.iteration.draw import Draw, PromptSampler
+from jax_grpo.iteration.metrics import of_iteration, unselected
+from jax_grpo.iteration.refill import batch_of, gated, is_full, is_last
+from jax_grpo.iteration.reward import Samples, rewarded
 from jax_grpo.memory.fit import explain_out_of_memory
 from jax_grpo.mesh import layout_of, processes, require_fitting
-from jax_grpo.model.named import Policy, load_policy
+from jax_grpo.model.adapters import divided, joined
+from jax_grpo.model.named import Policy, base_hash, load_policy
+from jax_grpo.model.tokenizer import tokenizer_of
 from jax_grpo.objective import beyond_guardrail
 from jax_grpo.optimiser import reference_copy
-from jax_grpo.programs import context, kl_across_a_move, make_programs, unscored, with_logps
+from jax_grpo.programs import kl_across_a_move, make_programs, unscored, with_logps
 from jax_grpo.prompts.chat import ChatTemplate
-from jax_grpo.rollout.episodes import Episodes, Played, require_fitting_observations
+from jax_grpo.rollout.episodes import Episodes, require_fitting_observations
 from jax_grpo.rollout.generate import PromptTokens, Rollout, encode_prompts
-from jax_grpo.run.checkpoints import abstract, content_hash, restore, set_apart
+from jax_grpo.run.checkpoints import abstract, content_hash, restore
 from jax_grpo.run.resume import Origin, require_same_data
-from jax_grpo.scored import Scored, advantages_of
-from jax_grpo.scored.metrics import of_iteration
-from jax_grpo.scored.refill import Drawn, Filled, Round, batch_of, fill
-from jax_grpo.scored.rewards import rewarded
 from jax_grpo.system.compilation import compilations, takes_time
 from jax_grpo.system.memory import keep_freed, trim
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks import make_task, require_task
-from jax_grpo.tasks.base import Prompt, Task, caps
+from jax_grpo.tasks.base import Prompt, Task, TrainerState
+from jax_grpo.tasks.checked import caps, require_outcome
 from jax_grpo.tasks.episodes import EpisodicTask
-from jax_grpo.tasks.imported import code_hashes
 from jax_grpo.update import LATER_COUNTERS, TrainState, init_state
 
 DRAWING = "curriculum/"  # the names of its arrays in a checkpoint begin so
@@ -52,7 +55,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config, task: Task | None = None, rewards: Sequence[Callable[..., Any]] | None = None):
-        if task is not None and config.task != TaskConfig(episode=config.task.episode):
+        if task is not None and config.task != task_of(episode=config.task.episode):
             raise ConfigError(
                 "task: beside a task that is given to `train`, the config's section does nothing; leave it out (but for "
                 "task.episode)"
@@ -66,72 +69,95 @@ class Trainer:
                 "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
             )
         self.config, self.layout = config, layout_of(config.mesh)
+        self._prompt_limit = config.prompt_limit()
         if task is None:
-            self.task: Task = make_task(config.task, rewards, config.model.tokenizer)
+            self.task: Task = make_task(config.task, rewards, tokenizer_of(config.model))
         else:
             self.task = require_task(task, "task")
-            self.task.chat = self.task.chat or ChatTemplate(config.model.tokenizer)
+            self.task.chat = self.task.chat or ChatTemplate(tokenizer_of(config.model))
+        require_outcome(self.task, config)
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
-        self.draws = Draws(config, self.task, self.positions)
-        self.policy: Policy = load_policy(config.model, config.seed, context(config))
-        require_fitting(config.mesh, self.policy.architecture.num_heads, self.policy.architecture.hidden_size)
-        self.policy = self.policy._replace(params=self.layout.place(self.policy.params))
+        self.prompts = PromptSampler(config, self.task, self.positions)
+        self.policy: Policy = load_policy(config.model, config.seed, config.context())
+        sizes = self.policy.architecture
+        columns = sum(sizes.qkv), sizes.inner, *(() if config.model.adapter is None else sizes.qkv)
+        require_fitting(config.mesh, sizes.num_heads, sizes.kv_heads, sizes.hidden_size, *columns)
+        trained, self.base = divided(self.layout.place(self.policy.params))
+        self.policy = self.policy._replace(params=None)
         self.tokenizer = self.policy.tokenizer
         self.tokenizer.require_writable(self.task.answers, self.task.name)
-        self.draws.require_fitting(self.tokenizer)
+        self.prompts.require_fitting(self.tokenizer)
         if isinstance(self.task, EpisodicTask):
-            require_fitting_observations(self.task, self.draws.in_order(0)[1], self.tokenizer, config.windows())
+            require_fitting_observations(self.task, self.prompts.in_order(0)[1], self.tokenizer, config.windows())
         programs = make_programs(config, self.policy.graphdef, self.tokenizer, self.task, self.layout)
-        self.generate, self.score, self.update, self.next_turn, self.partner = programs
+        self.generate, self.score, self.update, self.next_turn, self.task_policy = programs
         # The update donates its parameters, so the reference needs a copy; without a KL term there is none.
-        kept = config.kl.beta > 0 and config.kl.reference_every is None
-        self._frozen = reference_copy(self.policy.params, config.kl) if kept else None
-        if self.partner is not None and isinstance(self.task, EpisodicTask) and self.task.asks == "reference":
+        stays = config.kl.beta > 0 and config.kl.reference_every is None
+        self._frozen = reference_copy(trained, config.kl) if stays else None
+        if self.task_policy is not None and isinstance(self.task, EpisodicTask) and self.task.asks == "reference":
             if self._frozen is None:
                 raise ConfigError(
                     f"task {self.task.name!r} asks the frozen reference, which is kept with kl.beta > 0 and kl.reference_every "
                     f"null; they are {config.kl.beta} and {config.kl.reference_every}"
                 )
-            self.partner = self.partner._replace(frozen=self._frozen)
-        self.state: TrainState = self.layout.place(init_state(self.policy.params, config))
-        self.policy = self.policy._replace(params=None)
+            self.task_policy = self.task_policy._replace(frozen=joined(self._frozen, self.base))
+        self.state: TrainState = self.layout.place(init_state(trained, config.learning()))
         self.identity = {
-            "architecture": dataclasses.asdict(self.policy.architecture),
-            "reference": None if self.reference is None else content_hash(self.reference),
+            "architecture": self.policy.architecture.as_json(),
+            "reference": None if (reference := self._own_reference) is None else content_hash(reference),
+            "base": None if self.base is None else base_hash(self.base),
             "positions": self.positions.identity,
             "task": None if task is None else f"{type(task).__module__}.{type(task).__qualname__}",
             "code": code_hashes(self.task.code()),
         }
 
     @property
+    def weights(self) -> Any:
+        """All that the policy's model reads: what is trained, and the base that is not."""
+        return joined(self.state.params, self.base)
+
+    @property
     def reference(self) -> Any:
-        """Weights that the KL is measured to: frozen, or the state's own that move; None without a KL term."""
+        """Weights that the KL is measured to, on the same base: frozen, or the state's own that move; None without a KL term."""
+        return None if (own := self._own_reference) is None else joined(own, self.base)
+
+    @property
+    def _own_reference(self) -> Any:
         return self._frozen if self.state.reference is None else self.state.reference
 
-    def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Scored, Batch]:
-        """One iteration; returns its metrics, the scored completions and the batch it trained on."""
+    def iterate(self, iteration: int, phases: Phases | None = None) -> tuple[dict[str, float], Samples, Batch]:
+        """One iteration; returns its metrics, its samples and the batch it trained on."""
         phases, compiled_since, started = phases or Phases(), compilations(), time.perf_counter()
         with explain_out_of_memory(phases, self.config):
-            filled, scored, cached = self._drawn(iteration, phases)
-            batch, flat_B = phases.run("score", lambda: self._with_advantages(cached, scored))
+            draw = self._finished(self._draw(iteration, phases), phases)
+            # Without refill the batch is this draw. Log-probabilities need no rewards: the device computes them beside the host's.
+            beside = self._with_logps(draw, phases) if self.config.rollout.refill is None else None
+            draws, unused = self._refill(draw, iteration, phases)
+            samples = batch_of(draws, self.tokenizer.pad_id)
+            scored = beside or self._with_logps(samples, phases)
+            batch = phases.run("score", functools.partial(self._with_advantages, scored, samples))
             before = int(self.state.optimizer_step)
             steps = phases.run("update", lambda: self._optimise(batch, iteration))
             if self._reference_moved(before):
-                told = functools.partial(kl_across_a_move, self.config, self.score, self.state, batch)
-                steps[-1] |= phases.run("reference", told)
+                both = self.weights, self.reference
+                moved = functools.partial(kl_across_a_move, self.config.learning(), self.score, *both, batch)
+                steps[-1] |= phases.run("reference", moved)
             batch = processes.gathered(batch)
-        seconds = time.perf_counter() - started
+        seconds = phases.seconds | {"iteration": time.perf_counter() - started}
         metrics = {"iteration": iteration, "optimizer_step": int(self.state.optimizer_step)}
         steps = jax.device_get(steps)  # all at once: each by itself would wait for the device again
         metrics |= of_iteration(
-            self.config, self.policy.architecture, scored, batch, flat_B, steps, phases.seconds, seconds, filled
+            self.config, self.policy.architecture, samples, batch, steps, seconds, draws, unused, self.task.headlines
         )
-        metrics |= self.draws.metrics()
+        if self.config.picks_prompts():
+            first_PG = draws[0].rewards_B.reshape(-1, self.config.rollout.group_size)
+            metrics["reward/unselected"] = unselected(first_PG, self.prompts.picked)
+        metrics |= self.prompts.metrics()
         compiled = compiled_since()
         if takes_time(compiled):
             trim()  # a compiler frees half a gigabyte, which would stay
             keep_freed()
-        return metrics | compiled, scored, batch
+        return metrics | compiled, samples, batch
 
     def _reference_moved(self, before: int) -> bool:
         """Whether an optimiser step behind number `before` has moved the reference."""
@@ -146,14 +172,14 @@ class Trainer:
         """
         positions = self.positions.identity_as_in(origin.content["identity"]["positions"])
         require_same_data(origin, self.identity | {"positions": positions})
-        origin, drawing = set_apart(origin, DRAWING)
+        drawing = origin.take(DRAWING)
         like, self.state = abstract(self.state), None  # pyright: ignore[reportAttributeAccessIssue]
         self.state = restore(origin, like, LATER_COUNTERS)
-        self.draws.restore(origin.content["next_prompt"], origin.iteration, drawing)
+        self.prompts.restore(origin.content["next_prompt"], origin.iteration, drawing)
 
     def saved(self) -> Any:
         """The arrays of a checkpoint: the state, and what a curriculum has observed."""
-        if (curriculum := self.draws.curriculum) is None:
+        if (curriculum := self.prompts.curriculum) is None:
             return self.state
         return vars(self.state) | {DRAWING.removesuffix("/"): curriculum.arrays()}
 
@@ -164,95 +190,92 @@ class Trainer:
             "architecture": self.identity["architecture"],
             "identity": self.identity,
             "seed": self.config.seed,  # with the iteration, the position of every random stream
-            "next_prompt": self.draws.next_prompt(iterations_done),
+            "next_prompt": self.prompts.next_prompt(iterations_done),
             "metrics_bytes": metrics_bytes,
             "nonfinite_total": int(self.state.nonfinite_total),
         }
 
-    def _drawn(self, iteration: int, phases: Phases) -> tuple[Filled, Scored, Batch]:
-        """What refill drew (nothing without it), the groups to train on, and their batch but for its advantages."""
-        refill, before = self.config.rollout.refill, None
-        logps = functools.partial(with_logps, self.config, self.score, self.state.params, self.reference)
-
-        def begin(number: int) -> Drawn:
-            nonlocal before
-            before = self.draws.place
-            return self._generate(iteration, phases, number)
-
-        def finish(drawn: Drawn) -> Drawn:
-            # Gathered now: behind what the device is given next it would wait for that.
-            return drawn._replace(rollout=processes.gathered(phases.run("rollout", lambda: drawn.rollout)))
-
-        def reward(drawn: Drawn) -> Round:
-            scored = phases.run("reward", lambda: self._reward(iteration, drawn))
-            bare = processes.gathered(drawn.bare)
-            return Round(scored, bare, advantages_of(self.config, self.task.component_weights, scored)[1])
-
-        if refill is None:
-            drawn = finish(begin(0))
-            # Log-probabilities need no rewards: the device computes them while the host computes those.
-            cached = phases.run("score", lambda: logps(drawn.bare), wait=False)
-            return Filled([], None), phases.run("reward", lambda: self._reward(iteration, drawn)), cached
-        filled = fill(begin, finish, reward, refill)
-        if filled.unused is not None:
-            unused = finish(filled.unused)
-            filled = filled._replace(unused=unused._replace(bare=processes.gathered(unused.bare)))
-            self.draws.back_to(before)
-        self.draws.further += len(filled.rounds) - 1
-        scored = batch_of(filled.rounds)
-        tokens = self._encoded(scored.prompts[:: self.config.rollout.group_size])
-        bare = unscored(jnp.asarray(tokens.ids_PT), jnp.asarray(tokens.mask_PT), scored.rollout)
-        return filled, scored, phases.run("score", lambda: logps(bare))
-
-    def _encoded(self, prompts: Sequence[Prompt]) -> PromptTokens:
-        return encode_prompts([p.text for p in prompts], self.tokenizer, self.config.prompts.max_prompt_tokens)
-
-    def _generate(self, iteration: int, phases: Phases, number: int = 0) -> Drawn:
+    def _draw(self, iteration: int, phases: Phases, number: int = 0) -> Draw:
         """The iteration's draw of prompts of this number, which the device completes, and may still be at."""
-        asked = self.draws.next(iteration, number)
-        tokens = self._encoded(asked.prompts)
-        rollout = (self._play if isinstance(self.task, EpisodicTask) else self._complete)(
-            iteration, asked, tokens, phases
-        )
-        repeated = [prompt for prompt in asked.prompts for _ in range(self.config.rollout.group_size)]
-        bare = unscored(jnp.asarray(tokens.ids_PT), jnp.asarray(tokens.mask_PT), rollout)
-        return Drawn(asked.numbers, repeated, rollout, bare)
+        numbers, prompts, sampling_P = self.prompts.next(iteration, number)
+        tokens = encode_prompts([prompt.text for prompt in prompts], self.tokenizer, self._prompt_limit)
+        generate = self._play if isinstance(self.task, EpisodicTask) else self._complete
+        rollout = generate(iteration, prompts, tokens, sampling_P, phases)
+        return Draw(numbers, prompts, tokens, rollout)
 
-    def _complete(self, iteration: int, asked: Asked, tokens: PromptTokens, phases: Phases) -> Rollout:
+    def _finished(self, draw: Draw, phases: Phases) -> Draw:
+        """The draw once the device has completed it."""
+        # Gathered now: behind what the device is given next it would wait for that.
+        return draw._replace(rollout=processes.gathered(phases.run("rollout", lambda: draw.rollout)))
+
+    def _refill(self, draw: Draw, iteration: int, phases: Phases) -> tuple[list[Samples], Draw | None]:
+        """The first draw's samples and, with refill, those of further ones until a batch is full or its budget spent.
+
+        Also the draw that was begun beside the last rewards and turned out not to be needed, if there is one. What a draw has
+        decides whether there is another one, and nothing else does: the same state draws the same.
+        """
+        refill, draws = self.config.rollout.refill, []
+        while True:
+            last = is_last(draw, draws, refill)
+            begins = refill is not None and refill.ahead and not last
+            ahead = self._draw(iteration, phases, len(draws) + 1) if begins else None
+            # Not waited for: advantages come behind the log-probabilities that the device may be at.
+            draws.append(phases.run("reward", functools.partial(self._reward, iteration, draw), wait=False))
+            if last or is_full(draws):
+                break
+            draw = self._finished(ahead or self._draw(iteration, phases, len(draws)), phases)
+        self.prompts.further += len(draws) - 1
+        if ahead is not None:
+            ahead = self._finished(ahead, phases)
+            self.prompts.undo()
+        return draws, ahead
+
+    def _complete(
+        self, iteration: int, prompts: list[Prompt], tokens: PromptTokens, sampling_P: np.ndarray, phases: Phases
+    ) -> Rollout:
         """The prompts' completions; the task prepares for scoring meanwhile."""
-        config, prompts = self.config, asked.prompts
         states_P = np.array([prompt.start_state for prompt in prompts], np.int32)
-        caps_P = caps(prompts, config.rollout.max_new_tokens)
+        caps_P = caps(prompts, self.config.rollout.max_new_tokens)
+        sampled_by = sampling_P, self.config.seed, jnp.int32(iteration)
 
         def generate() -> Rollout:
-            drawn_by = asked.sampling_P, config.seed, jnp.int32(iteration)
-            rollout = self.generate(self.state.params, *tokens, states_P, *drawn_by, caps_P)
+            rollout = self.generate(self.weights, *tokens, states_P, *sampled_by, caps_P)
             self.task.prepare(prompts[processes.own(len(prompts))])
             return rollout
 
         return phases.run("rollout", generate, wait=False)
 
-    def _play(self, iteration: int, asked: Asked, tokens: PromptTokens, phases: Phases) -> Played:
+    def _play(
+        self, iteration: int, prompts: list[Prompt], tokens: PromptTokens, sampling_P: np.ndarray, phases: Phases
+    ) -> Rollout:
         """The prompts' episodes, all turns of them."""
-        config, prompts = self.config, asked.prompts
-        assert isinstance(self.task, EpisodicTask), "asked of such a task alone"
-        programs = self.generate, self.next_turn, self.partner
+        assert isinstance(self.task, EpisodicTask), "see `_draw`"
+        config, programs = self.config, (self.generate, self.next_turn, self.task_policy)
         episodes = Episodes(self.task, self.tokenizer, config.windows(), config.rollout.group_size, *programs)
-        drawn_by, own = (asked.sampling_P, config.seed, iteration), processes.own(len(prompts))
+        sampled_by, own = (sampling_P, config.seed, iteration), processes.own(len(prompts))
         return episodes.play(
-            self.state.params, prompts, tokens, *drawn_by, phases, lambda: self.task.prepare(prompts[own])
+            self.weights, prompts, tokens, *sampled_by, phases, lambda: self.task.prepare(prompts[own]), own
         )
 
-    def _reward(self, iteration: int, drawn: Drawn) -> Scored:
+    def _reward(self, iteration: int, draw: Draw) -> Samples:
         """The draw's completions with their rewards, which a curriculum learns too."""
-        scored = rewarded(self.config, self.task, self.tokenizer, drawn, iteration)
-        self.draws.observe(drawn.numbers, scored.rewards_B)
-        return scored
+        state = TrainerState(iteration, self.config.iterations)
+        samples = rewarded(self.config.learning(), self.task, self.tokenizer, draw, state)
+        samples = gated(samples, self.config.rollout.refill)
+        self.prompts.observe(draw.numbers, samples.rewards_B)
+        return samples
 
-    def _with_advantages(self, batch: Batch, scored: Scored) -> tuple[Batch, np.ndarray]:
-        """The batch to train on, and which of its rows have no signal."""
-        advantages_B, flat_B = advantages_of(self.config, self.task.component_weights, scored)
-        return dataclasses.replace(batch, advantages_B=advantages_B), flat_B
+    def _with_logps(self, made: Draw | Samples, phases: Phases) -> Batch:
+        """Its tokens as a batch with log-probabilities of policy and reference, which the device may still be computing."""
+        batch = unscored(*made.tokens, made.rollout)
+        given = self.config.learning(), self.score, self.weights, self.reference, batch
+        return phases.run("score", lambda: with_logps(*given), wait=False)
+
+    def _with_advantages(self, batch: Batch, samples: Samples) -> Batch:
+        advantages_PG, flat_P = jnp.asarray(samples.advantages_PG), jnp.asarray(samples.flat_P)
+        rewards_PG = jnp.asarray(samples.rewards_B, advantages_PG.dtype).reshape(advantages_PG.shape)
+        advantages_PG = over_batch(advantages_PG, flat_P, rewards_PG, self.config.advantage)
+        return dataclasses.replace(batch, advantages_B=advantages_PG.reshape(-1))
 
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""
@@ -263,11 +286,13 @@ class Trainer:
         config, steps = self.config, []
         cut = config.update.epochs, config.update.minibatches, config.seed, iteration
         for minibatch in minibatches(batch, *cut):
-            self.state, metrics = self.update(self.state, minibatch)
+            self.state, metrics = self.update(self.state, minibatch, self.base)
             steps.append(metrics)
             if config.kl.guardrail == "end_epoch" and bool(beyond_guardrail(metrics["kl/mean"], config.kl)):
                 break
-        skipped, most = int(self.state.nonfinite_in_a_row), config.update.max_consecutive_nonfinite
+        # The longest row: the last step may be sound. After each step by itself the host would wait for the device.
+        skipped = max(int(row) for row in jax.device_get([step["nonfinite_in_a_row"] for step in steps]))
+        most = config.update.max_consecutive_nonfinite
         if skipped >= most:
             raise NonFiniteUpdates(
                 f"{skipped} optimiser steps in a row had a non-finite loss or gradient "

@@ -1,6 +1,6 @@
-"""The model as a UCI engine: `python -m jax_grpo.uci`; see `play.uci`."""
+"""The model as a UCI engine: `python -m jax_grpo.uci`."""
 
-from jax_grpo.play.uci import main
+from jax_grpo.names import COMMANDS, by_name
 
 if __name__ == "__main__":
-    main()
+    by_name(COMMANDS["uci"])()

@@ -11,7 +11,7 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- drawing: begin -->\n", "<!-- drawing: end -->\n"
-COMMANDS = ("uci", "match")  # two lines each, in front of `play`
+COMMANDS = ("__main__", "uci", "match", "data")  # a line each, in front of the rooms
 
 
 def imports() -> dict[str, set[str]]:

@@ -1,8 +1,12 @@
 """Shared small models and configs. Everything runs on the CPU in float32 unless a test asks for more (see `worker`)."""
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any
+
+# A room's tests and the modules beside this file may import one another, whichever is collected first.
+sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]
 
 # pytest finds its hooks and its fixture here. Before JAX and PyTorch, which read what it sets.
 from budget import pytest_collection_modifyitems, pytest_runtest_setup  # noqa: F401
@@ -27,7 +31,9 @@ from hypothesis import HealthCheck, settings
 
 from jax_grpo.batch import Batch, FlatTokens, GroupedTokens
 from jax_grpo.config import Config
-from jax_grpo.model.gpt2 import GPT2, GPT2Config, Remat
+from jax_grpo.model.architecture import Architecture
+from jax_grpo.model.decoder import Decoder, Remat
+from jax_grpo.rollout.generate import Rollout
 from torch_ref.compare import FOUND, REFERENCE, finite, relative_l2
 
 _allclose = np.testing.assert_allclose
@@ -46,7 +52,7 @@ PATIENCE_S = 900.0  # seconds after which a process counts as hanging: no machin
 # No bound on the time of an example: another process on the machine is no fault of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-TINY = GPT2Config(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=32)
+TINY = Architecture(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=32)
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def x64():
 
 def tiny_model(dtype=jnp.float32, seed: int = 0, scale: float = 4.0, remat: Remat = False, decode_kernel=False):
     """(graphdef, params) of a tiny GPT-2 whose weights are `scale` times GPT-2's, so that logits are not all alike."""
-    model = GPT2(
+    model = Decoder(
         TINY, rngs=nnx.Rngs(seed), param_dtype=dtype, compute_dtype=dtype, remat=remat, decode_kernel=decode_kernel
     )
     graphdef, params = nnx.split(model, nnx.Param)
@@ -114,7 +120,7 @@ def model_logp(graphdef, params, tokens: GroupedTokens | FlatTokens) -> np.ndarr
 def _model_logp(graphdef, params, tokens):
     model = nnx.merge(graphdef, params)
     hidden, targets = tokens.predictions(model)
-    logits = hidden @ model.wte.embedding[...][: TINY.vocab_size].T
+    logits = hidden @ model.head_VH[: TINY.vocab_size].T
     return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
 
 
@@ -148,3 +154,8 @@ def shapes_given(trainer: Any, *programs: str) -> dict[str, list]:
 
         setattr(trainer, name, spy)
     return seen
+
+
+def arrays_of(rollout: Rollout) -> dict[str, np.ndarray]:
+    """The arrays that a rollout has, by name."""
+    return {name: np.asarray(x) for name, x in rollout._asdict().items() if name != "episodes" and x is not None}

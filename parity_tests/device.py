@@ -11,7 +11,7 @@ import jax
 import pytest
 from conftest import TINY
 
-from jax_grpo.model.gpt2 import GPT2Config
+from jax_grpo.model.architecture import Architecture
 from torch_ref.compare import TOLERANCES, Tolerances
 
 
@@ -61,11 +61,11 @@ def precision(name: str) -> Precision:
     return PRECISIONS[name]
 
 
-def wide_model(layers: int) -> tuple[GPT2Config, float]:
+def wide_model(layers: int) -> tuple[Architecture, float]:
     """A model to compare, and by how much its weights are larger than GPT-2's initial ones.
 
     GPT-2 small's width and vocabulary in so many layers on a GPU; elsewhere the tests' tiny one, whose logits would hardly differ.
     """
     if on_gpu():
-        return GPT2Config(50257, layers, 12, 768, 1024), 1.0
+        return Architecture(50257, layers, 12, 768, 1024), 1.0
     return dataclasses.replace(TINY, num_layers=min(layers, TINY.num_layers)), 4.0

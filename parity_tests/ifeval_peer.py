@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-from jax_grpo.tasks.instructions.catalogue import CATALOGUE, asked, follows, follows_loosely, variants
+from jax_grpo.tasks.instructions.catalogue import CATALOGUE, follows, follows_loosely, instructions_of, variants
 from jax_grpo.tasks.instructions.formats import RESPONSES
 
 NEEDED = ("lm_eval", "nltk", "langdetect", "immutabledict")
@@ -236,7 +236,7 @@ def compared(
     for arguments, text in cases(identifier, count, prose):
         verdict = theirs(peer, identifier, arguments, text)
         followed += verdict
-        (one,) = asked([identifier], [arguments], "peer")
+        (one,) = instructions_of([identifier], [arguments], "peer")
         if ours(text, one) != verdict:
             different.append((arguments, text, not verdict))
     return followed, different

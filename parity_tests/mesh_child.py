@@ -7,7 +7,6 @@ object of what each case found, by the case. Errors are against one device, in t
 import dataclasses
 import functools
 import json
-import re
 import sys
 import tempfile
 import traceback
@@ -24,9 +23,11 @@ from short_runs import lines_without_times, write_inputs
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import load_config
 from jax_grpo.config.tasks import Windows
-from jax_grpo.memory.dumps import instructions
+from jax_grpo.memory.hlo import Module
 from jax_grpo.mesh import layout_of
-from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.model.adapters import Adapter, attach, divided, linear_maps
+from jax_grpo.model.architecture import Rope
+from jax_grpo.model.decoder import Decoder
 from jax_grpo.rollout import decoding
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate
@@ -40,6 +41,19 @@ from jax_grpo.update import init_state, make_score, make_step
 DEVICES = 8
 # Four heads, so that `tensor` may be 4; the vocabulary of 131 has 256 rows, a size that no other axis has.
 SIZES = dataclasses.replace(TINY, num_layers=1, num_heads=4, max_position_embeddings=80)
+# What other families have and GPT-2 has not: two heads of keys, a head of its own, norms of each head, windows, two rotary bases.
+_ROTARY = dataclasses.replace(
+    SIZES, num_kv_heads=2, inner_size=48, rms_norm=True, gated=True, activation="silu", qkv_bias=False, output_bias=False,
+    mlp_bias=False, rope=Rope(100.0),
+)  # fmt: skip
+FAMILIES = {
+    "gpt2": SIZES,
+    "llama": dataclasses.replace(_ROTARY, tied=False),
+    "gemma": dataclasses.replace(
+        _ROTARY, num_layers=2, head_size=16, norm_offset=1.0, post_norms=True, qk_norm=True, embedding_scaled=True,
+        query_scale=24, window=4, window_layers=(True, False), window_rope=Rope(10.0),
+    ),
+}  # fmt: skip
 PROMPTS, GROUP, PROMPT, NEW = 16, 2, 8, 6
 RUN = [
     *("--model.param_dtype", "float64", "--model.compute_dtype", "float64", "--update.total_steps", "8"),
@@ -64,11 +78,20 @@ def settings(case: dict[str, Any]):
 
 
 @functools.cache
-def model(dtype: str):
-    graphdef, params = nnx.split(
-        GPT2(SIZES, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype), compute_dtype=jnp.dtype(dtype)), nnx.Param
-    )
+def model(dtype: str, family: str = "gpt2", adapters: bool = False):
+    sizes = dataclasses.replace(FAMILIES[family], family="llama" if adapters and family == "llama" else "gpt2")
+    made = Decoder(sizes, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype), compute_dtype=jnp.dtype(dtype))
+    if adapters:
+        attach(made, Adapter(3, 5.0), seed=1, param_dtype=jnp.dtype(dtype))
+        for _, _, linear in linear_maps(made):
+            for one in linear.adapters.values() if linear.adapters else ():
+                one.b = nnx.LoRAParam(0.01 * jax.random.normal(jax.random.key(2), one.b.shape, jnp.dtype(dtype)))
+    graphdef, params = nnx.split(made, nnx.Param)
     return graphdef, jax.tree.map(lambda x: x * 4 if x.ndim >= 2 else x, params)  # so that logits are not all alike
+
+
+def of_case(case: dict[str, Any], dtype: str = "float64"):
+    return model(dtype, case.get("family", "gpt2"), "adapters" in case)
 
 
 @functools.cache
@@ -95,12 +118,9 @@ def batch(dtype: str) -> Batch:
 def collectives(hlo: str) -> list[tuple[str, list[int]]]:
     """Opcode and sizes of each array that a program moves between devices."""
     found = []
-    for _, instruction in instructions(hlo):
-        _, shapes, opcode, _ = instruction.groups()
-        if opcode.removesuffix("-start") in COLLECTIVES:
-            found += [
-                (opcode, [int(n) for n in dims.split(",") if n]) for dims in re.findall(r"\w+\[([\d,]*)\]", shapes)
-            ]
+    for instruction in Module(hlo).instructions.values():
+        if instruction.opcode.removesuffix("-start") in COLLECTIVES:
+            found += [(instruction.opcode, list(array.sizes)) for array in instruction.arrays]
     return found
 
 
@@ -117,11 +137,12 @@ def masked(x_BS: Any, given: Batch) -> np.ndarray:
 
 def stepped(case: dict[str, Any], dtype: str) -> dict[str, Any]:
     """One optimiser step."""
-    how, (graphdef, params) = settings(case), model(dtype)
+    how, (graphdef, params) = settings(case), of_case(case, dtype)
     layout = layout_of(how.mesh)
-    state = layout.place(init_state(params, how))
-    compiled = jax.jit(make_step(graphdef, how, 10, layout)).lower(state, batch(dtype)).compile()
-    after, metrics, logp_BS, grads = compiled(state, batch(dtype))
+    trained, base = divided(params)
+    state, base = layout.place(init_state(trained, how.learning())), layout.place(base)
+    compiled = jax.jit(make_step(graphdef, how.learning(), layout)).lower(state, batch(dtype), base).compile()
+    after, metrics, logp_BS, grads = compiled(state, batch(dtype), base)
     return {
         "loss": float(metrics["loss"]),
         "metrics": {name: float(value) for name, value in metrics.items()},
@@ -131,6 +152,7 @@ def stepped(case: dict[str, Any], dtype: str) -> dict[str, Any]:
         "moments": jax.device_get(after.opt_state[0].nu),
         "before": bytes_by_leaf(state),
         "after": bytes_by_leaf(after),
+        "base": bytes_by_leaf(base),
         "argument_bytes": compiled.memory_analysis().argument_size_in_bytes,
         "collectives": collectives(compiled.as_text()),
     }
@@ -150,7 +172,7 @@ def step(case: dict[str, Any]) -> dict[str, Any]:
         "loss": abs(found["loss"] - reference["loss"]),
         "metrics": max(abs(value - reference["metrics"][name]) for name, value in metrics),
         "logp": float(np.abs(found["logp"] - reference["logp"]).max()),
-        **{name: found[name] for name in ("before", "after", "argument_bytes", "collectives")},
+        **{name: found[name] for name in ("before", "after", "base", "argument_bytes", "collectives")},
         "one_device": {name: reference[name] for name in ("argument_bytes", "loss")},
     }
 
@@ -158,11 +180,11 @@ def step(case: dict[str, Any]) -> dict[str, Any]:
 def scored(case: dict[str, Any], params: Any) -> list[np.ndarray]:
     how = settings(case)
     layout, given = layout_of(how.mesh), batch("float64")
-    return [masked(x, given) for x in make_score(model("float64")[0], how, layout)(layout.place(params), given)]
+    return [masked(x, given) for x in make_score(of_case(case)[0], how.learning(), layout)(layout.place(params), given)]
 
 
 def score(case: dict[str, Any]) -> dict[str, Any]:
-    found, reference = (scored(case | {"mesh": mesh}, model("float64")[1]) for mesh in (case["mesh"], {}))
+    found, reference = (scored(case | {"mesh": mesh}, of_case(case)[1]) for mesh in (case["mesh"], {}))
     errors = [float(np.abs(x - y).max()) for x, y in zip(found, reference, strict=True)]
     return dict(zip(("logp", "entropy"), errors, strict=True))
 
@@ -181,7 +203,7 @@ def decoding_settings(case: dict[str, Any]) -> DecodingSettings:
 
 
 def generated(case: dict[str, Any]):
-    (graphdef, params), how = model("float64"), decoding_settings(case)
+    (graphdef, params), how = of_case(case), decoding_settings(case)
     layout = layout_of(settings(case).mesh)
     generate = make_generate(graphdef, how, group_size=GROUP, max_new_tokens=20, layout=layout)
     tokens, numbers = batch("float64").tokens, jnp.arange(PROMPTS) * 3 + 5
@@ -193,7 +215,7 @@ def generated(case: dict[str, Any]):
 
 def turns(case: dict[str, Any]):
     """Three turns of episodes whose observations are drawn beforehand, of 0 to 3 tokens; some episodes end after a turn."""
-    (graphdef, params), how = model("float64"), decoding_settings(case)
+    (graphdef, params), how = of_case(case), decoding_settings(case)
     layout, windows, rng = layout_of(settings(case).mesh), Windows(3, 18, 3), np.random.default_rng(5)
     sizes = {"group_size": GROUP, "layout": layout}
     generate = make_generate(

@@ -5,7 +5,6 @@ import zlib
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from both import jax_policy, weights
@@ -13,21 +12,21 @@ from conftest import config
 
 from jax_grpo.batch import Batch, GroupedTokens
 from jax_grpo.config import Config
-from jax_grpo.model.gpt2 import GPT2Config
+from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.programs import unscored
 from jax_grpo.rollout import decoding
-from jax_grpo.rollout.episodes import Episodes, Played
-from jax_grpo.rollout.generate import Kept, encode_prompts
+from jax_grpo.rollout.episodes import Episodes
+from jax_grpo.rollout.generate import EpisodeCache, Rollout, decoding_settings, encode_prompts, make_generate
 from jax_grpo.rollout.sampling import Sampling
-from jax_grpo.rollout.texts import Texts
+from jax_grpo.rollout.turns import make_next_turn, past_columns
 from jax_grpo.system.phases import Phases
 from jax_grpo.tasks.base import Prompt
 from jax_grpo.tasks.episodes import EpisodicTask
 from jax_grpo.tasks.stop import StopRule
 
 CHESS = Tokenizer.load("chess")
-SIZES = GPT2Config(vocab_size=585, num_layers=2, num_heads=2, hidden_size=16, max_position_embeddings=96)
+SIZES = Architecture(vocab_size=585, num_layers=2, num_heads=2, hidden_size=16, max_position_embeddings=96)
 TURNS, OBSERVED, GROUP = 3, 6, 2
 CAPS = [20, 3, 20, 5]  # of the prompts: half of them go on, into a second chunk of the cache
 PROMPTS = [Prompt(text, 0, max_new_tokens=cap) for text, cap in zip(["a", "b c d", "e2e4 w", "9"], CAPS, strict=True)]
@@ -66,10 +65,10 @@ class Talk(EpisodicTask):
 
 
 class Made(NamedTuple):
-    played: Played
+    played: Rollout
     tokens: GroupedTokens
     batch: Batch
-    kept: Kept
+    cache: EpisodeCache
 
 
 def episodes_config(turns: int = TURNS, cap: int = 20, observed: int = OBSERVED, **sections) -> Config:
@@ -84,9 +83,11 @@ def program(dtype: str, compacts: bool):
     """The programs of both kinds of turn, and what they compute with."""
     windows = episodes_config().windows()
     policy = jax_policy(weights(4.0, SIZES), dtype, SIZES)
-    texts = Texts(CHESS, SEVENS, windows.completion)
-    programs = texts.episode_programs(policy.graphdef, windows, PENALISED, group_size=GROUP, compacts=compacts)
-    return policy, windows, programs
+    given = policy.graphdef, decoding_settings(CHESS, SEVENS, PENALISED, compacts=compacts)
+    generate = make_generate(
+        *given, group_size=GROUP, max_new_tokens=windows.completion, past_columns=past_columns(windows)
+    )
+    return policy, windows, (generate, make_next_turn(*given, group_size=GROUP, windows=windows))
 
 
 def play(task, dtype: str = "float64", compacts: bool = True) -> Made:
@@ -102,5 +103,5 @@ def play(task, dtype: str = "float64", compacts: bool = True) -> Made:
         player = Episodes(task, CHESS, windows, GROUP, generate, spied)
         tokens = encode_prompts([prompt.text for prompt in PROMPTS], CHESS, 16)
         played = player.play(policy.params, PROMPTS, tokens, np.arange(4, dtype=np.int32), 5, 2, Phases())
-        batch = unscored(*map(jnp.asarray, tokens), played)
+        batch = unscored(*tokens, played)
         return Made(played, batch.tokens, batch, last[1])

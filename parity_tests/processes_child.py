@@ -15,8 +15,7 @@ import numpy as np
 
 from jax_grpo.config.sections import CheckpointConfig, MeshConfig
 from jax_grpo.mesh import Layout, layout_of, processes
-from jax_grpo.run.checkpoints import abstract, content_hash, load, restore
-from jax_grpo.run.shared_checkpoints import SharedCheckpoints
+from jax_grpo.run.checkpoints import Checkpoints, abstract, content_hash, load, restore
 from jax_grpo.tasks.base import Logged, Prompt, TrainerState
 from jax_grpo.tasks.shared import shared_score
 
@@ -56,8 +55,8 @@ def state() -> dict:
 def found(folder: Path) -> dict:
     layout = layout_of(MeshConfig(data=2, fsdp=2))
     placed = layout.place(state())
-    doubled = jax.jit(lambda tree: layout.kept(jax.tree.map(lambda x: x + x, tree)))(placed)
-    saved = SharedCheckpoints(folder / "checkpoints", CheckpointConfig(keep_last=1, keep_best=0))
+    doubled = jax.jit(lambda tree: layout.constrain(jax.tree.map(lambda x: x + x, tree)))(placed)
+    saved = Checkpoints(folder / "checkpoints", CheckpointConfig(keep_last=1, keep_best=0))
     for iteration in (STATE_AFTER - 1, STATE_AFTER):
         saved.save(iteration, doubled, {"identity": {}}, {"loss": float(processes.index())})
     saved.add_metrics(STATE_AFTER, {"eval/score": 0.5})
@@ -93,7 +92,7 @@ def main() -> None:
     address, number, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     with (
         processes.ending_at_once(),
-        processes.connected(MeshConfig(data=2, fsdp=2, coordinator=address, processes=2, process=number)),
+        processes.connected(MeshConfig(data=2, fsdp=2, coordinator=address, process=f"{number}/2")),
     ):
         print(json.dumps(found(folder)), flush=True)
         if number == 1:

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 from conftest import PATIENCE_S
 
+from jax_grpo.chess.positions.sources import selfplay_positions
 from jax_grpo.config import Config
 from jax_grpo.model.weights import load_hf
-from jax_grpo.positions.dataset import selfplay_positions
 from jax_grpo.report.records import read_records
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import load
 from jax_grpo.train import train
 from jax_grpo.trainer import Trainer
 
+TRAIN = [sys.executable, "-m", "jax_grpo.train"]
 ITERATIONS = 16
 TIMES = ("time/", "memory/", "tokens_per_second", "flops_per_second/", "mfu/", "compile/")
 CONFIG = """
@@ -36,19 +37,10 @@ logging: {samples_every: 0, tensorboard: false}
 checkpoint: {every: 3}
 record_batches: 16
 """
-ENVIRONMENT = ["--task.name", "environment", "--prompts.max_prompt_tokens", "176", "--rollout.max_new_tokens", "6"]
+ENVIRONMENT = ["--task", "{name: environment}", "--prompts.max_prompt_tokens", "176", "--rollout.max_new_tokens", "6"]
 MIXTURE = "{policy: {max_new_tokens: 4}, environment: {share: 2}}"
-MIXED = [*ENVIRONMENT, "--task.name", "mixed", "--task.mixture", MIXTURE]
-GUESS = [
-    "--task.name",
-    "guess",
-    "--task.episode.turns",
-    "3",
-    "--rollout.max_new_tokens",
-    "2",
-    "--task.prompt_style",
-    "full",
-]
+MIXED = [*ENVIRONMENT, "--task", f"{{name: mixed, prompt_style: best_move, mixture: {MIXTURE}}}"]
+GUESS = ["--task", "{name: guess, episode: {turns: 3}}", "--rollout.max_new_tokens", "2"]
 OBSERVED = "{turns: 2, max_observation_tokens: 76}"
 # Random weights play no legal move, are paid nothing and learn nothing: games begin with a model that knows some.
 PLAYER = ["--model", "{weights: packaged:rook-small, tokenizer: chess}"]
@@ -56,7 +48,7 @@ GENTLER = ["--update.learning_rate", "3e-4", "--prompts.per_iteration", "2"]
 GAME = [*PLAYER, *GENTLER, "--task.name", "game", "--task.opponent", "capture", "--task.episode", OBSERVED]
 # Episodes in float64, for random weights and for a model that knows some chess and is its own opponent.
 EPISODES = {
-    "guess": [*("--task", "{name: guess, prompt_style: full, episode: {turns: 3}}"), "--rollout.max_new_tokens", "2"],
+    "guess": [*("--task", "{name: guess, episode: {turns: 3}}"), "--rollout.max_new_tokens", "2"],
     "game": [
         *("--model", "{weights: packaged:rook-small, tokenizer: chess, param_dtype: float64, compute_dtype: float64}"),
         *(
@@ -112,17 +104,9 @@ def start(folder: Path, run: str, *arguments: str, cache: bool = True) -> subpro
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "jax_grpo.train",
-        "--config",
-        str(folder / "c.yaml"),
-        "--run_dir",
-        str(folder / run),
-    ]
-    output = subprocess.PIPE
-    return subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT, text=True, env=environment)
+    command = [*TRAIN, "--config", str(folder / "c.yaml"), "--run_dir", str(folder / run), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, **pipes, text=True, env=environment)
 
 
 def finish(process: subprocess.Popen) -> str:

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from short_runs import TIMES
 
+from jax_grpo.chess.positions.sources import selfplay_positions
 from jax_grpo.config import Config
-from jax_grpo.positions.dataset import selfplay_positions
 from jax_grpo.tasks.base import Logged
 from jax_grpo.tasks.toy import LengthTask
 from jax_grpo.trainer import Trainer
@@ -35,6 +35,20 @@ class Sparse(LengthTask):
 
     def logged(self):
         return Logged({"characters": [float(n) for n in self._lengths]}, {"characters": list(self._lengths)})
+
+
+class Shaped(Sparse):
+    """Pays long texts of the paid prompts, and takes a little off every text for its length."""
+
+    def __init__(self, config, one_of: int = 2):
+        super().__init__(config, one_of)
+        self.component_weights = {"right": 1.0, "short": -0.25}
+
+    def score(self, prompts, completions):
+        paid_B = np.array([self.pays(prompt) for prompt in prompts])
+        self._lengths = [len(text) for text in completions]
+        lengths_B = np.array(self._lengths, np.float32)
+        return {"right": ((lengths_B > 4) & paid_B).astype(np.float32), "short": lengths_B / 8}
 
 
 def sparse_config(refill: dict | None, **sections) -> Config:
@@ -65,7 +79,7 @@ def write_positions(folder: Path) -> Path:
 
 def begin_again(trainer: Trainer, fresh) -> None:
     """A copy of the state, which the update donates, where a checkpoint's would be: other places are other programs."""
-    trainer.state, trainer.draws.further = jax.device_put(fresh, jax.devices()[0]), 0
+    trainer.state, trainer.prompts.further = jax.device_put(fresh, jax.devices()[0]), 0
 
 
 def untimed(metrics: dict[str, float]) -> dict[str, float]:

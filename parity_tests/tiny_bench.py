@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from jax_grpo.bench.harness import Bench, NotHere, Prepared, main
+from jax_grpo.bench.runner import Bench, NotHere, Prepared, main
 
 
 def _product(problem: str) -> Prepared:
@@ -53,7 +53,7 @@ BENCH = Bench(
         "not-installed": _not_installed,
         "not-here": _not_here,
     },
-    {"only": "8 x 8"},
+    {"only": "only"},
 )
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import Tensor
 from jax_grpo.config.learning import AdvantageConfig
 
 SCALE_EPSILON = 1e-4  # added to a standard deviation before dividing by it, in the reward's unit
+CANCELLED = 1e-6  # what is left of components that cancel, as a share of them: rounding
 
 
 def settings_of(config: AdvantageConfig) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def group_advantages(
     scale: str = "group",
     clip: float | None = None,
     lengths_B: Tensor | None = None,
+    silent_B: Tensor | None = None,
 ) -> Tensor:
     """Advantages [B] of one reward.
 
@@ -38,13 +40,14 @@ def group_advantages(
     `pass_at_k`: `pass_at_k_credits` in the place of these. Then divided by: `none` 1; `group` std_g(r) + 1e-4; `batch` std(r) over
     the batch + 1e-4, both deviations with ddof 1; `robust` sqrt(pi / 2) times the mean distance of the group's rewards from
     their median, + 1e-4; `maxrl` mean_g(r) (MaxRL, Tajwar et al. 2026). A group of equal rewards has A = 0 exactly, whatever
-    rounding says, and so has a group of one sample, which has neither baseline nor deviation. Last, A is cut to [-clip, clip].
+    rounding says, and so has a group of one sample, which has neither baseline nor deviation, and a group that is `silent` [B].
+    Last, A is cut to [-clip, clip].
     """
     advantages_B = torch.zeros_like(rewards_B)
     for group in group_ids_B.unique():
         member = group_ids_B == group
         reward_G = rewards_B[member]
-        if bool((reward_G == reward_G[0]).all()):
+        if bool((reward_G == reward_G[0]).all()) or (silent_B is not None and bool(silent_B[member].all())):
             continue
         if pass_at_k is not None:
             unscaled_G = pass_at_k_credits(reward_G, pass_at_k)
@@ -94,29 +97,30 @@ def component_advantages(
     scale: str = "group",
     clip: float | None = None,
     lengths_B: Tensor | None = None,
+    silent_B: Tensor | None = None,
 ) -> Tensor:
     """Advantages [B] of K reward components; one of weight 0 takes no part.
 
     `sum_first`: of the reward sum_k w_k r_k. `normalise_each`: sum_k w_k A_k, each A_k scaled by its own deviation in the
     group; only `scale` `group` says so. `gdpo` (Liu et al. 2026, GDPO): the same, and then the batch's mean is taken off and
-    its deviation (ddof 1, + 1e-4) divided by; a group in which no counted component varies stays at 0. `clip` is of the result.
+    its deviation (ddof 1, + 1e-4) divided by. A group in which no counted component varies, or all cancel, is at 0 in both, and
+    so is one that is `silent` [B]. `clip` is of the result.
     """
     counted = [(weight, reward_B) for weight, reward_B in zip(weights_K, rewards_BK.T, strict=True) if weight != 0]
     if components == "sum_first":
         total_B = torch.stack([weight * reward_B for weight, reward_B in counted]).sum(0)
         how = {"baseline": baseline, "pass_at_k": pass_at_k, "scale": scale, "clip": clip}
-        return group_advantages(total_B, group_ids_B, lengths_B=lengths_B, **how)
-    each = [
-        weight * group_advantages(reward_B, group_ids_B, baseline=baseline, scale="group", lengths_B=lengths_B)
-        for weight, reward_B in counted
-    ]
-    sum_B = torch.stack(each).sum(0)
-    if components == "normalise_each":
-        return cut(sum_B, clip)
+        return group_advantages(total_B, group_ids_B, lengths_B=lengths_B, silent_B=silent_B, **how)
+    how = {"baseline": baseline, "scale": "group", "lengths_B": lengths_B, "silent_B": silent_B}
+    each = [weight * group_advantages(reward_B, group_ids_B, **how) for weight, reward_B in counted]
+    sum_B, size_B = torch.stack(each).sum(0), torch.stack(each).abs().sum(0)
     varies_B = torch.zeros_like(group_ids_B, dtype=torch.bool)
     for group in group_ids_B.unique():
         member = group_ids_B == group
-        varies_B[member] = any(bool((reward_B[member] != reward_B[member][0]).any()) for _, reward_B in counted)
+        varies_B[member] = bool((sum_B[member].abs() > CANCELLED * size_B[member]).any())
+    sum_B = torch.where(varies_B, sum_B, 0.0)
+    if components == "normalise_each":
+        return cut(sum_B, clip)
     over_batch_B = (sum_B - sum_B.mean()) / (sum_B.std(correction=1) + SCALE_EPSILON)
     return cut(torch.where(varies_B, over_batch_B, 0.0), clip)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_grpo.config import Config
+from jax_grpo.config.learning import AdvantageConfig, Learning
 from torch_ref.advantages import group_advantages, settings_of
 
 
@@ -54,7 +54,7 @@ class Batch:
         return self.completion_mask_BT * self.stopped_B[:, None].to(self.completion_mask_BT.dtype)
 
 
-def read_batch(path: str | Path, config: Config, *, dtype: torch.dtype, device: str = "cpu") -> Batch:
+def read_batch(path: str | Path, learning: Learning, *, dtype: torch.dtype, device: str = "cpu") -> Batch:
     """Batch of a recorded .npz. Recorded advantages are taken as they are; without them they follow from the rewards.
 
     Recorded rewards are what the advantages are taken of: whatever penalty the run had is in them.
@@ -67,12 +67,12 @@ def read_batch(path: str | Path, config: Config, *, dtype: torch.dtype, device: 
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise BatchError(f"{path}: not a readable .npz batch ({error})") from error
-    return from_arrays(arrays, config, dtype=dtype, device=device, source=str(path))
+    return from_arrays(arrays, learning, dtype=dtype, device=device, source=str(path))
 
 
 def from_arrays(
     arrays: Mapping[str, np.ndarray],
-    config: Config,
+    learning: Learning,
     *,
     dtype: torch.dtype,
     device: str = "cpu",
@@ -86,8 +86,8 @@ def from_arrays(
     found = {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
     required = ["input_ids", "attention_mask", "completion_mask"]
     required += [] if "advantages" in found else ["rewards", "group_ids"]
-    required += ["stopped"] if config.objective.mask_truncated else []
-    required += ["sampling_logp"] if config.objective.mismatch_cap is not None else []
+    required += ["stopped"] if learning.objective.mask_truncated else []
+    required += ["sampling_logp"] if learning.objective.mismatch_cap is not None else []
     missing = [name for name in required if name not in found]
     if missing:
         raise BatchError(f"{source}: no array {', '.join(missing)}; it has {', '.join(sorted(found))}")
@@ -108,7 +108,7 @@ def from_arrays(
         input_ids_BT=found["input_ids"].long(),
         attention_mask_BT=found["attention_mask"].long(),
         completion_mask_BT=found["completion_mask"].to(dtype),
-        advantages_B=_advantages(found, config, dtype),
+        advantages_B=_advantages(found, learning.advantage, dtype),
         old_logp_BT=real("old_logp"),
         ref_logp_BT=real("ref_logp"),
         sampling_logp_BT=real("sampling_logp"),
@@ -141,15 +141,15 @@ VECTORS = {"advantages", "rewards", "group_ids", "stopped"}
 MATRICES = {"input_ids", "attention_mask", "completion_mask", "old_logp", "ref_logp", "sampling_logp", "entropy"}
 
 
-def _advantages(found: dict[str, Tensor], config: Config, dtype: torch.dtype) -> Tensor:
+def _advantages(found: dict[str, Tensor], settings: AdvantageConfig, dtype: torch.dtype) -> Tensor:
     if "advantages" in found:
         return found["advantages"].to(dtype)
-    if config.advantage.components != "sum_first":
+    if settings.components != "sum_first":
         raise BatchError(
-            f"advantage.components {config.advantage.components} needs each component, and a recorded batch holds only "
+            f"advantage.components {settings.components} needs each component, and a recorded batch holds only "
             "their sum: record `advantages`"
         )
     rewards_B, lengths_B = found["rewards"].to(dtype), found["completion_mask"].sum(1).to(dtype)
-    if config.advantage.scale == "maxrl" and bool((rewards_B < 0).any()):
+    if settings.scale == "maxrl" and bool((rewards_B < 0).any()):
         raise BatchError(f"rewards go down to {float(rewards_B.min()):g}; advantage.scale maxrl needs at least 0")
-    return group_advantages(rewards_B, found["group_ids"], **settings_of(config.advantage), lengths_B=lengths_B)
+    return group_advantages(rewards_B, found["group_ids"], **settings_of(settings), lengths_B=lengths_B)

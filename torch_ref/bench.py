@@ -1,23 +1,19 @@
-"""Microbenchmarks of PyTorch's own choices: SDPA backends, precision, AdamW, torch.compile modes, and Liger where installed.
+"""Microbenchmarks of PyTorch's own choices: SDPA backends, precision, AdamW, torch.compile modes.
 
     python -m torch_ref.bench --json torch.json
 
-One process, medians of several steps; a choice that this machine or build does not have is recorded with its reason.
+A choice that this machine or build does not have is recorded with its reason.
 """
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from jax_grpo.bench.machine import line_of, machine
+from jax_grpo.bench.runner import Bench, Prepared, main
 from torch_ref.model import GPT2, GPT2Config
 from torch_ref.optimiser import ADAMW
 
@@ -27,7 +23,6 @@ GPU = DEVICE == "cuda"
 SIZES = GPT2Config(50257, 12, 12, 768, 1024) if GPU else GPT2Config(1024, 4, 6, 192, 256)
 ROWS, TOKENS = (64, 192) if GPU else (8, 84)
 SQUARE = 8192 if GPU else 1024
-STEPS = 10
 
 
 def sdpa(backend: SDPBackend) -> Step:
@@ -79,84 +74,30 @@ def blocks(mode: str | None) -> Step:
     return step
 
 
-def liger() -> Step:
-    """Liger's fused linear GRPO loss against the same hidden states that the model's head would get."""
-    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # pyright: ignore[reportMissingImports]
-
-    head = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="bnpo")
-    hidden = torch.randn(ROWS, TOKENS, SIZES.hidden_size, device=DEVICE, requires_grad=True)
-    weight = torch.randn(SIZES.vocab_size, SIZES.hidden_size, device=DEVICE, requires_grad=True)
-    ids = torch.randint(SIZES.vocab_size, (ROWS, TOKENS), device=DEVICE)
-    mask, advantages = torch.ones(ROWS, TOKENS, device=DEVICE), torch.randn(ROWS, device=DEVICE)
-
-    def step() -> None:
-        loss, _ = head(
-            _input=hidden, lin_weight=weight, selected_token_ids=ids, attention_mask=mask, advantages=advantages
-        )
-        torch.autograd.grad(loss, (hidden, weight))
-
-    return step
-
-
 CASES: dict[str, Callable[[], Step]] = {
-    "sdpa math": lambda: sdpa(SDPBackend.MATH),
-    "sdpa flash": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
-    "sdpa efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
-    "sdpa cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
-    "matmul float32": lambda: matmul(torch.float32, tf32=False),
-    "matmul tf32": lambda: matmul(torch.float32, tf32=True),
-    "matmul bfloat16": lambda: matmul(torch.bfloat16, tf32=False),
-    "adamw definition": lambda: adamw("definition"),
-    "adamw foreach": lambda: adamw("foreach"),
-    "adamw fused": lambda: adamw("fused"),
-    "blocks eager": lambda: blocks(None),
-    "blocks compiled default": lambda: blocks("default"),
-    "blocks compiled reduce-overhead": lambda: blocks("reduce-overhead"),
-    "blocks compiled max-autotune": lambda: blocks("max-autotune"),
-    "liger head": liger,
+    "sdpa math": partial(sdpa, SDPBackend.MATH),
+    "sdpa flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    "sdpa efficient": partial(sdpa, SDPBackend.EFFICIENT_ATTENTION),
+    "sdpa cudnn": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    "matmul float32": partial(matmul, torch.float32, tf32=False),
+    "matmul tf32": partial(matmul, torch.float32, tf32=True),
+    "matmul bfloat16": partial(matmul, torch.bfloat16, tf32=False),
+    "adamw definition": partial(adamw, "definition"),
+    "adamw foreach": partial(adamw, "foreach"),
+    "adamw fused": partial(adamw, "fused"),
+    "blocks eager": partial(blocks, None),
+    "blocks compiled default": partial(blocks, "default"),
+    "blocks compiled reduce-overhead": partial(blocks, "reduce-overhead"),
+    "blocks compiled max-autotune": partial(blocks, "max-autotune"),
 }
 
 
-def measured(make: Callable[[], Step], steps: int) -> dict[str, Any]:
-    """Milliseconds of the steps, each waited for; `error` where the choice is not to be had here."""
-    synchronise = torch.cuda.synchronize if GPU else (lambda: None)
-    try:
-        step = make()
-        for _ in range(2):  # the first one compiles
-            step()
-        milliseconds = []
-        for _ in range(steps):
-            synchronise()
-            started = time.perf_counter()
-            step()
-            synchronise()
-            milliseconds.append(1e3 * (time.perf_counter() - started))
-    except (ImportError, RuntimeError) as error:
-        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"[:200]}
-    return {"median_ms": statistics.median(milliseconds), "min_ms": min(milliseconds), "max_ms": max(milliseconds)}
+def _prepared(name: str, sizes: str) -> Prepared:
+    return Prepared(CASES[name](), {"flops": 2.0 * SQUARE**3} if name.startswith("matmul") else {})
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m torch_ref.bench", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name begins so")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--json", metavar="FILE")
-    arguments = parser.parse_args(argv)
-    if arguments.steps < 3:
-        raise SystemExit(f"--steps {arguments.steps}: expected at least 3, of which the median is taken")
-    chosen = [name for name in CASES if name.startswith(arguments.only)]
-    if not chosen:
-        raise SystemExit(f"--only {arguments.only!r}: expected the beginning of one of {', '.join(CASES)}")
-    here = machine()
-    where = torch.cuda.get_device_name() if GPU else here["processor"]
-    record: dict[str, Any] = {"torch": torch.__version__, "device": where, "machine": here, "variants": {}}
-    print(f"# {where}; {line_of(here)}" if GPU else f"# {line_of(here)}")
-    for name in chosen:
-        found = record["variants"][name] = measured(CASES[name], arguments.steps)
-        print(f"{name:34}", found.get("error") or f"{found['median_ms']:10.2f} ms", flush=True)
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
-
+VARIANTS = {name: partial(_prepared, name) for name in CASES}
+BENCH = Bench("torch_ref.bench", __doc__, VARIANTS, {"gpu" if GPU else "cpu": f"{ROWS} x {TOKENS} tokens of {SIZES}"})
 
 if __name__ == "__main__":
-    main()
+    main(BENCH)

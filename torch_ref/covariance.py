@@ -6,15 +6,19 @@ Knows log-probabilities of the policy that sampled, advantages and a mask; no mo
 import torch
 from torch import Tensor
 
-from jax_grpo.config.learning import ObjectiveConfig
+from jax_grpo.config.objectives import ClipCov, KlCov
+from torch_ref.objective import SAME
 
 WORD = 0xFFFFFFFF  # arithmetic of 32 bits in integers of 64
 
 
 def held_back(
-    logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor, config: ObjectiveConfig, seed: int, step: int
+    logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor, config: ClipCov | KlCov, seed: int, step: int
 ) -> Tensor:
-    """Bool [B, T]. KL-Cov: the largest covariances. Clip-Cov: of those between the bounds the first ones of `ticket`."""
+    """Bool [B, T]. KL-Cov: the largest covariances, and the earlier ones of those that are the `SAME`.
+
+    Clip-Cov: of those between the bounds the first ones of `ticket`.
+    """
     rows_K, columns_K = torch.nonzero(mask_BT, as_tuple=True)  # row by row
     chosen_BT = torch.zeros_like(mask_BT, dtype=torch.bool)
     tokens = len(rows_K)
@@ -24,9 +28,10 @@ def held_back(
     covariance_K = (advantage_K - advantage_K.mean()) * (logp_K - logp_K.mean())
     count = max(1, int(config.cov_share * tokens + 1e-4))  # 0.29 * 100 is 28.999... here
     if config.name == "kl_cov":
-        first = torch.sort(covariance_K, descending=True, stable=True).indices[:count]
+        first = torch.sort((covariance_K / SAME).round(), descending=True, stable=True).indices[:count]
     else:
-        inside = torch.nonzero((covariance_K > config.cov_low) & (covariance_K < config.cov_high))[:, 0]
+        least, most = config.cov_bounds
+        inside = torch.nonzero((covariance_K > least) & (covariance_K < most))[:, 0]
         number_BT = mask_BT.long().cumsum(1)
         tickets = [ticket(seed, step, int(rows_K[k]), int(number_BT[rows_K[k], columns_K[k]])) for k in inside]
         first = inside[sorted(range(len(tickets)), key=tickets.__getitem__)[:count]]

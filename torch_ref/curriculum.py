@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from jax_grpo.config.sections import CurriculumConfig
-from jax_grpo.positions.dataset import PromptDataset
+from jax_grpo.prompts.dataset import PromptDataset
 
 
 class Curriculum:
@@ -23,7 +23,7 @@ class Curriculum:
         self.place = self.draws = self.again = 0
 
     def _solved(self, number: int) -> bool:
-        return self.rates.get(number, -1.0) >= self.settings.solved
+        return self.rates.get(number, -1.0) >= self.settings.solved - 1 / 1_000_000
 
     def draw(self, prompts: int, before: list[int]) -> list[int]:
         """The numbers of a draw's prompts; `before` are those of the iteration's draws before it."""

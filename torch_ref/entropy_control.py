@@ -5,7 +5,7 @@ Knows two numbers, not where they come from.
 
 import math
 
-from jax_grpo.config.learning import ObjectiveConfig
+from jax_grpo.config.objectives import ObjectiveConfig
 
 NOTHING_SEEN = math.inf  # the entropy "before" the first step
 
@@ -21,6 +21,7 @@ def behind(coefficient: float, entropy: float, config: ObjectiveConfig) -> float
     """The coefficient behind a step that saw this entropy."""
     if config.entropy_target is None:
         return coefficient
+    least, most = config.entropy_bounds
     if entropy <= config.entropy_target:
-        return min(coefficient + config.entropy_step, config.entropy_coefficient_max)
-    return max(coefficient - config.entropy_step, config.entropy_coefficient_min)
+        return min(coefficient + config.entropy_step, most)
+    return max(coefficient - config.entropy_step, least)

@@ -4,15 +4,19 @@ from collections.abc import Sequence
 
 import torch
 
-from jax_grpo.config import Config
-from jax_grpo.tasks.base import Prompt, TrainerState, applicable, checked_score, total_reward
+from jax_grpo.tasks.base import Prompt, TrainerState, applicable, total_reward
+from jax_grpo.tasks.checked import checked_score
 from torch_ref.rollout import Texts
 
 BATCH = 64  # prompts generated together
 
 
-def evaluate(texts: Texts, prompts: Sequence[Prompt], config: Config, iteration: int = 0) -> dict[str, float]:
-    """`eval/<mode>/<component>` means and `eval/<mode>/reward`, by the names that `jax_grpo` logs, after so many iterations."""
+def evaluate(texts: Texts, prompts: Sequence[Prompt], iteration: int = 0) -> dict[str, float]:
+    """`eval/<mode>/<component>` means and `eval/<mode>/reward`, by the names that `jax_grpo` logs, after so many iterations.
+
+    Of the policy itself: at the rollout's temperature, and with none of the settings that draw from something else.
+    """
+    config = texts.config
     metrics: dict[str, float] = {}
     for mode in ("greedy", "sampled"):
         generator = None
@@ -20,7 +24,7 @@ def evaluate(texts: Texts, prompts: Sequence[Prompt], config: Config, iteration:
             generator = torch.Generator(texts.device).manual_seed(config.seed)
         completions: list[str] = []
         for start in range(0, len(prompts), BATCH):
-            completions += texts.complete(prompts[start : start + BATCH], generator).completions
+            completions += texts.complete(prompts[start : start + BATCH], generator, temperature_alone=True).completions
         state = TrainerState(iteration, config.iterations)
         scores = checked_score(texts.task, prompts, completions, texts.tokenizer.encode_batch(completions), state)
         metrics[f"eval/{mode}/reward"] = float(total_reward(scores, texts.task.component_weights).mean())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_ref.model import GPT2, KVCache
+from torch_ref.model import KVCache, LanguageModel
 from torch_ref.sampling import PLAIN, Sampling, allowed_distribution
 
 
@@ -44,7 +44,7 @@ def end_of_text(eos_id: int, vocab_size: int, batch: int) -> StopTable:
 
 @torch.no_grad()
 def generate(
-    model: GPT2,
+    model: LanguageModel,
     prompt_ids_BT: Tensor,
     prompt_mask_BT: Tensor,
     *,

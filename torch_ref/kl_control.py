@@ -12,7 +12,7 @@ GUARDRAIL = 2.0  # times the target
 
 
 def next_beta(beta: float, observed_kl: float, config: KLConfig) -> float:
-    """beta * exp(clip((KL_obs - KL_target) / KL_target, -0.2, 0.2)), kept in [beta_min, beta_max].
+    """beta * exp(clip((KL_obs - KL_target) / KL_target, -0.2, 0.2)), kept within beta_bounds.
 
     After Ziegler et al. 2019, section 2.2, with an exponential in place of 1 + K_beta * error. A KL that is not finite
     leaves beta as it is. KL in nats per token.
@@ -21,7 +21,8 @@ def next_beta(beta: float, observed_kl: float, config: KLConfig) -> float:
         return beta
     error = (observed_kl - config.target) / config.target
     beta = beta * math.exp(max(-MAX_RELATIVE_ERROR, min(MAX_RELATIVE_ERROR, error)))
-    return max(config.beta_min, min(config.beta_max, beta))
+    least, most = config.beta_bounds
+    return max(least, min(most, beta))
 
 
 def beyond_guardrail(observed_kl: float, config: KLConfig) -> bool:

@@ -1,11 +1,13 @@
-"""GPT-2 in PyTorch: hidden states, logits, and the log-probabilities of given tokens.
+"""What every model shares, and GPT-2: hidden states, logits, and the log-probabilities of given tokens.
 
-Parameters are named and laid out as in Hugging Face's GPT2LMHeadModel (148 tensors for GPT-2 small, tied embedding).
-Knows nothing of objectives, batches or devices. Dropout is left out: a policy ratio needs the same network twice.
+Parameters are named and laid out as in Hugging Face's GPT2LMHeadModel (148 tensors for GPT-2 small, tied embedding); the other
+families are in `decoder`. Knows nothing of objectives, batches or devices. Dropout is left out: a policy ratio needs the same
+network twice.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,8 @@ class GPT2Config:
     hidden_size: int
     max_position_embeddings: int
     layer_norm_epsilon: float = 1e-5
+    inner_size: int | None = None
+    """Of the MLP; None: four times the hidden size."""
 
 
 class KVCache:
@@ -74,12 +78,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Four times as wide inside, tanh-approximated GELU (`gelu_new`)."""
+    """Four times as wide inside unless the config says otherwise, tanh-approximated GELU (`gelu_new`)."""
 
     def __init__(self, config: GPT2Config):
         super().__init__()
-        self.c_fc = Conv1D(config.hidden_size, 4 * config.hidden_size)
-        self.c_proj = Conv1D(4 * config.hidden_size, config.hidden_size)
+        inner = config.inner_size or 4 * config.hidden_size
+        self.c_fc = Conv1D(config.hidden_size, inner)
+        self.c_proj = Conv1D(inner, config.hidden_size)
 
     def forward(self, x_BTH: Tensor) -> Tensor:
         return self.c_proj(F.gelu(self.c_fc(x_BTH), approximate="tanh"))
@@ -100,8 +105,8 @@ class Block(nn.Module):
         return x_BTH + self.mlp(self.ln_2(x_BTH))
 
 
-class GPT2(nn.Module):
-    """The language model. `remat` recomputes each block in the backward pass.
+class LanguageModel(nn.Module):
+    """A model that reads tokens and gives the logits of the next ones. `remat` recomputes each block in the backward pass.
 
     `unpadded` may be set where no sequence has padding and there is no cache: attention is then given no mask, which a GPU's flash
     kernels do not take.
@@ -110,27 +115,15 @@ class GPT2(nn.Module):
     have been padded, and a column that no token stands for takes no part in any softmax.
     """
 
-    def __init__(self, config: GPT2Config, *, remat: bool = False):
+    def __init__(self, config: Any, *, remat: bool = False):
         super().__init__()
         self.config, self.remat, self.vocabulary = config, remat, config.vocab_size
         self.unpadded = False
-        self.transformer = nn.ModuleDict(
-            {
-                "wte": nn.Embedding(config.vocab_size, config.hidden_size),
-                "wpe": nn.Embedding(config.max_position_embeddings, config.hidden_size),
-                "h": nn.ModuleList(Block(config, layer) for layer in range(config.num_layers)),
-                "ln_f": nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon),
-            }
-        )
 
-    @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> "GPT2":
-        """GPT-2's initialisation: N(0, 0.02), the two projections onto the residual stream over sqrt(2 L); in place."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                shrink = math.sqrt(2 * self.config.num_layers) if name.endswith("c_proj.weight") else 1.0
-                parameter.normal_(0.0, 0.02 / shrink, generator=generator)
-        return self
+    @property
+    def head_VH(self) -> Tensor:
+        """The matrix of the logits, a row a token."""
+        raise NotImplementedError
 
     def forward(self, input_ids_BT: Tensor, attention_mask_BS: Tensor, cache: KVCache | None = None) -> Tensor:
         """Hidden states after the last norm, [B, T, H].
@@ -142,16 +135,13 @@ class GPT2(nn.Module):
 
         A token's position is the number of real tokens before it, so padding on the left does not move a text.
         """
-        tokens, seen = input_ids_BT.shape[1], attention_mask_BS.shape[1]
-        position_BT = (attention_mask_BS.long().cumsum(1) - 1).clamp(min=0)[:, seen - tokens :]
-        visible_B1TS = None if self.unpadded else visibility(attention_mask_BS, tokens)
-        x_BTH = self.transformer["wte"](input_ids_BT) + self.transformer["wpe"](position_BT)
-        for block in self.transformer["h"]:  # pyright: ignore[reportGeneralTypeIssues]
-            if self.remat and torch.is_grad_enabled():
-                x_BTH = checkpoint(block, x_BTH, visible_B1TS, cache, use_reentrant=False)
-            else:
-                x_BTH = block(x_BTH, visible_B1TS, cache)
-        return self.transformer["ln_f"](x_BTH)
+        raise NotImplementedError
+
+    def run(self, block: nn.Module, *inputs: object) -> Tensor:
+        """A block's output, recomputed in the backward pass where `remat` asks for it."""
+        if self.remat and torch.is_grad_enabled():
+            return checkpoint(block, *inputs, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        return block(*inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H], V = `vocabulary`; at least float32.
@@ -159,29 +149,77 @@ class GPT2(nn.Module):
         Under bfloat16 autocast the operands are rounded to bfloat16 but the product is kept in float32: GPT-2's logits
         reach -100, where bfloat16 numbers lie 0.5 apart.
         """
-        weight_VH = self.transformer["wte"].weight[: self.vocabulary]  # pyright: ignore[reportIndexIssue]
+        weight_VH = self.head_VH[: self.vocabulary]
         device = hidden.device.type
         if torch.is_autocast_enabled(device):
             compute = torch.get_autocast_dtype(device)
-            hidden, weight_VH = hidden.to(compute), weight_VH.to(compute)  # pyright: ignore[reportCallIssue]
+            hidden, weight_VH = hidden.to(compute), weight_VH.to(compute)
         with torch.autocast(device, enabled=False):
             wide = torch.promote_types(hidden.dtype, torch.float32)
-            return F.linear(hidden.to(wide), weight_VH.to(wide))  # pyright: ignore[reportCallIssue, reportArgumentType]
+            return F.linear(hidden.to(wide), weight_VH.to(wide))
 
 
-def visibility(attention_mask_BS: Tensor, tokens: int) -> Tensor:
+class GPT2(LanguageModel):
+    """The language model of Radford et al. 2019."""
+
+    def __init__(self, config: GPT2Config, *, remat: bool = False):
+        super().__init__(config, remat=remat)
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(config.vocab_size, config.hidden_size),
+                "wpe": nn.Embedding(config.max_position_embeddings, config.hidden_size),
+                "h": nn.ModuleList(Block(config, layer) for layer in range(config.num_layers)),
+                "ln_f": nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon),
+            }
+        )
+
+    @property
+    def head_VH(self) -> Tensor:
+        return self.transformer["wte"].weight  # pyright: ignore[reportReturnType]
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> "GPT2":
+        """GPT-2's initialisation: N(0, 0.02), the two projections onto the residual stream over sqrt(2 L); in place."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                shrink = math.sqrt(2 * self.config.num_layers) if name.endswith("c_proj.weight") else 1.0
+                parameter.normal_(0.0, 0.02 / shrink, generator=generator)
+        return self
+
+    def forward(self, input_ids_BT: Tensor, attention_mask_BS: Tensor, cache: KVCache | None = None) -> Tensor:
+        tokens = input_ids_BT.shape[1]
+        position_BT = positions(attention_mask_BS, tokens)
+        visible_B1TS = None if self.unpadded else visibility(attention_mask_BS, tokens)
+        x_BTH = self.transformer["wte"](input_ids_BT) + self.transformer["wpe"](position_BT)
+        for block in self.transformer["h"]:  # pyright: ignore[reportGeneralTypeIssues]
+            x_BTH = self.run(block, x_BTH, visible_B1TS, cache)
+        return self.transformer["ln_f"](x_BTH)
+
+
+def positions(attention_mask_BS: Tensor, tokens: int) -> Tensor:
+    """[B, T]: how many real tokens stand before each of the last T; of padding on the left, 0."""
+    return (attention_mask_BS.long().cumsum(1) - 1).clamp(min=0)[:, attention_mask_BS.shape[1] - tokens :]
+
+
+def visibility(attention_mask_BS: Tensor, tokens: int, window: int | None = None) -> Tensor:
     """Bool [B, 1, T, S]: which of S keys each of the last T tokens attends to: itself and the real tokens before it.
+
+    With a window these are that many in all: a token and the `window - 1` real ones before it.
 
     Padding attends to itself too, which nothing sees: a row of the softmax without any key would be NaN.
     """
     seen = attention_mask_BS.shape[1]
     own_TS = torch.eye(seen, dtype=torch.bool, device=attention_mask_BS.device)[seen - tokens :]
     before_TS = torch.ones(seen, seen, dtype=torch.bool, device=attention_mask_BS.device).tril()[seen - tokens :]
-    return (before_TS & attention_mask_BS.bool()[:, None, None, :]) | own_TS
+    visible_B1TS = (before_TS & attention_mask_BS.bool()[:, None, None, :]) | own_TS
+    if window is not None:
+        query_BT, key_BS = positions(attention_mask_BS, tokens), positions(attention_mask_BS, seen)
+        visible_B1TS &= (query_BT[:, :, None] - key_BS[:, None, :] < window)[:, None]
+    return visible_B1TS
 
 
 def score(
-    model: GPT2,
+    model: LanguageModel,
     input_ids_BT: Tensor,
     attention_mask_BT: Tensor,
     mask_BT: Tensor,

@@ -5,12 +5,16 @@ over any cut into micro-batches gives the same number. Pure functions of tensors
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from jax_grpo.config.learning import ObjectiveConfig
+from jax_grpo.config.objectives import Cispo, Clip, ClipCov, Dppo, Gmpo, KlCov, ObjectiveConfig, Sapo, Vespo
+
+MOST_LOG_RATIO = 80.0  # whose ratio float32 still has: infinity times an advantage of 0 is NaN
+SAME = 1e-5  # nats: less between two programs' numbers of one token is rounding
 
 # importance level ------------------------------------------------------------------------------------------------
 
@@ -34,7 +38,7 @@ LOG_RATIOS = {"token": token_log_ratio, "sequence": sequence_log_ratio}
 # policy loss of a token ------------------------------------------------------------------------------------------
 
 
-def clip(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+def clip(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Clip) -> Tensor:
     """-min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); with delta, the first rho is at most delta.
 
     PPO (Schulman et al. 2017, eq. 7), asymmetric as in DAPO (Yu et al. 2025), two-sided as in INTELLECT-2 (2025).
@@ -44,15 +48,16 @@ def clip(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Objectiv
     return -torch.min(free_BT * advantage_B1, inside_BT * advantage_B1)
 
 
-def cispo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+def cispo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Cispo) -> Tensor:
     """-stop_gradient(min(rho, eps_high)) A logp (MiniMax-M1 2025); eps_high is the bound itself, not 1 + it."""
     return -rho_BT.clamp(max=config.epsilon_high).detach() * advantage_B1 * logp_BT
 
 
-def sapo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
-    """-(4 / tau) sigmoid(tau (rho - 1)) A, tau = tau_pos where A > 0, else tau_neg (SAPO 2025)."""
+def sapo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Sapo) -> Tensor:
+    """-(4 / tau) sigmoid(tau (rho - 1)) A, tau by the sign of A (SAPO 2025)."""
+    positive, otherwise = config.tau
     # torch.where of two Python numbers would round them to float32
-    tau_B1 = torch.full_like(advantage_B1, config.tau_neg).masked_fill(advantage_B1 > 0, config.tau_pos)
+    tau_B1 = torch.full_like(advantage_B1, otherwise).masked_fill(advantage_B1 > 0, positive)
     return -(4 / tau_B1) * torch.sigmoid(tau_B1 * (rho_BT - 1)) * advantage_B1
 
 
@@ -61,7 +66,7 @@ def reinforce(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Obj
     return -advantage_B1 * logp_BT
 
 
-def _stays(p_BT: Tensor, q_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+def _stays(p_BT: Tensor, q_BT: Tensor, advantage_B1: Tensor, config: Dppo) -> Tensor:
     """1 on tokens that DPPO trains: their divergence is within its bound, or the advantage leads back."""
     if config.name == "dppo_tv":
         divergence_BT = (p_BT - q_BT).abs()
@@ -73,7 +78,7 @@ def _stays(p_BT: Tensor, q_BT: Tensor, advantage_B1: Tensor, config: ObjectiveCo
     return (~further_up & ~further_down).to(p_BT.dtype)
 
 
-def dppo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+def dppo(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Dppo) -> Tensor:
     """-stop_gradient(M rho) A logp, whose gradient is that of -M rho A (DPPO, Qi et al. 2026); with delta, rho is at most delta.
 
     M is 0 where the advantage leads a token on whose binary divergence (this token or another) is beyond its bound.
@@ -88,7 +93,7 @@ def unclipped(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Obj
     return -(rho_BT * advantage_B1)
 
 
-OBJECTIVES = {
+OBJECTIVES: dict[str, Callable[..., Tensor]] = {
     "clip_cov": clip, "kl_cov": unclipped,
     "clip": clip, "cispo": cispo, "sapo": sapo, "reinforce": reinforce, "dppo_tv": dppo, "dppo_kl": dppo,
 }  # fmt: skip
@@ -96,7 +101,7 @@ OBJECTIVES = {
 # policy loss of a sequence ---------------------------------------------------------------------------------------
 
 
-def gmpo(rho_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+def gmpo(rho_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor, advantage_B1: Tensor, config: Gmpo) -> Tensor:
     """-A times the geometric mean of the sequence's ratios, each cut where A pushes (GMPO, Zhao et al. 2025), for every token.
 
     Cut at exp(epsilon_high) from above where A > 0, at exp(-epsilon_low) from below elsewhere.
@@ -107,7 +112,7 @@ def gmpo(rho_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor, advantage_B1: Tensor,
     return -(cut_BT**share_BT).prod(1, keepdim=True).expand_as(rho_BT) * advantage_B1
 
 
-def vespo(rho_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig) -> Tensor:
+def vespo(rho_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor, advantage_B1: Tensor, config: Vespo) -> Tensor:
     """-stop_gradient(w^k exp(lambda (1 - w))) A logp, w the product of the sequence's ratios (VESPO, Shen et al. 2026).
 
     k and lambda by the sign of A. As in TRL a ratio is at most exp(20) and at least exp(-20), and w at least 1e-8.
@@ -116,12 +121,12 @@ def vespo(rho_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor, advantage_B1: Tensor
     w_B1 = (token_BT**mask_BT).prod(1, keepdim=True).clamp(1e-8, math.exp(20))
     # Not torch.where of two numbers, which would round them to float32.
     negative = advantage_B1 < 0
-    k_B1 = torch.full_like(advantage_B1, config.vespo_k_pos).masked_fill(negative, config.vespo_k_neg)
-    decay_B1 = torch.full_like(advantage_B1, config.vespo_lambda_pos).masked_fill(negative, config.vespo_lambda_neg)
+    k_B1 = torch.full_like(advantage_B1, config.power[0]).masked_fill(negative, config.power[1])
+    decay_B1 = torch.full_like(advantage_B1, config.decay[0]).masked_fill(negative, config.decay[1])
     return -(w_B1**k_B1 * (decay_B1 * (1 - w_B1)).exp()) * advantage_B1 * logp_BT
 
 
-SEQUENCE_OBJECTIVES = {"gmpo": gmpo, "vespo": vespo}
+SEQUENCE_OBJECTIVES: dict[str, Callable[..., Tensor]] = {"gmpo": gmpo, "vespo": vespo}
 
 # KL to the reference (Schulman 2020, "Approximating KL divergence"), d = ref_logp - logp ---------------------------
 
@@ -210,12 +215,12 @@ def token_terms(
     old_logp None: the batch is on policy, so old_logp = stop_gradient(logp). ref_logp None: no KL. sampling_logp with
     `mismatch_cap`: the policy loss is weighted by the `mismatch_weight` of exp(old_logp - sampling_logp). entropy_mask: the
     policy loss alone is multiplied by it (Wang et al. 2025); neither the KL nor any denominator is. held_back: the tokens whose
-    policy loss Clip-Cov leaves out, or KL-Cov adds cov_penalty * abs(log rho) to (Cui et al. 2025).
+    policy loss Clip-Cov leaves out, or KL-Cov adds cov_penalty * abs(log rho) to, from beyond `SAME` (Cui et al. 2025).
     """
     there = mask_BT.bool()
     old_logp_BT = logp_BT.detach() if old_logp_BT is None else old_logp_BT
     # Padding may hold anything, NaN included, and 0 * inf is NaN: select before exp, never multiply after it.
-    log_ratio_BT = torch.where(there, logp_BT - old_logp_BT, 0.0)
+    log_ratio_BT = torch.where(there, (logp_BT - old_logp_BT).clamp(max=MOST_LOG_RATIO), 0.0)
     rho_BT = LOG_RATIOS[config.importance_level](log_ratio_BT, mask_BT).exp()
     advantage_B1 = advantages_B[:, None]
     real_logp_BT = torch.where(there, logp_BT, 0.0)
@@ -224,10 +229,11 @@ def token_terms(
         policy_BT = SEQUENCE_OBJECTIVES[config.name](rho_BT, real_logp_BT, mask_BT, advantage_B1, config)
     else:
         policy_BT = OBJECTIVES[config.name](rho_BT, real_logp_BT, advantage_B1, config)
-    if held_back_BT is not None and config.name == "clip_cov":
+    if held_back_BT is not None and isinstance(config, ClipCov):
         policy_BT = policy_BT * (held_back_BT == 0)
-    elif held_back_BT is not None:
-        policy_BT = torch.where(held_back_BT != 0, policy_BT + config.cov_penalty * log_ratio_BT.abs(), policy_BT)
+    elif held_back_BT is not None and isinstance(config, KlCov):
+        distance_BT = torch.where(log_ratio_BT.abs() <= SAME, 0.0, log_ratio_BT.abs())
+        policy_BT = torch.where(held_back_BT != 0, policy_BT + config.cov_penalty * distance_BT, policy_BT)
     if config.mismatch_cap is not None and sampling_logp_BT is not None:
         ratio_BT = torch.where(there, old_logp_BT - sampling_logp_BT, 0.0).detach().exp()
         policy_BT = policy_BT * mismatch_weight(ratio_BT, config)
@@ -266,7 +272,7 @@ def mismatch_weight(ratio_BT: Tensor, config: ObjectiveConfig) -> Tensor:
 
 
 def top_entropy_mask(entropy_BT: Tensor, mask_BT: Tensor, quantile: float) -> Tensor:
-    """1 on tokens whose entropy is at or above the quantile (linear interpolation) of the masked tokens' entropies.
+    """1 on tokens whose entropy is at or above the quantile (linear interpolation) of the masked tokens' entropies, or `SAME`.
 
     Wang et al. 2025, "Beyond the 80/20 rule". Call it with the whole optimiser batch: a quantile of each micro-batch
     would make the loss depend on how the batch is cut.
@@ -274,36 +280,28 @@ def top_entropy_mask(entropy_BT: Tensor, mask_BT: Tensor, quantile: float) -> Te
     entropies_K = entropy_BT[mask_BT.bool()]
     if entropies_K.numel() == 0:
         return mask_BT
-    return (entropy_BT >= torch.quantile(entropies_K, quantile)).to(mask_BT.dtype) * mask_BT
+    return (entropy_BT >= torch.quantile(entropies_K, quantile) - SAME).to(mask_BT.dtype) * mask_BT
 
 
-def _clip_clipped(
-    rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig
-) -> tuple[Tensor, Tensor]:
+def _clip_clipped(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Clip) -> tuple[Tensor, Tensor]:
     low = (rho_BT < 1 - config.epsilon_low) & (advantage_B1 < 0)
     high = (rho_BT > 1 + config.epsilon_high) & (advantage_B1 > 0)
     return low.to(rho_BT.dtype), high.to(rho_BT.dtype)
 
 
-def _gmpo_clipped(
-    rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig
-) -> tuple[Tensor, Tensor]:
+def _gmpo_clipped(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Gmpo) -> tuple[Tensor, Tensor]:
     low = (rho_BT < math.exp(-config.epsilon_low)) & (advantage_B1 < 0)
     high = (rho_BT > math.exp(config.epsilon_high)) & (advantage_B1 > 0)
     return low.to(rho_BT.dtype), high.to(rho_BT.dtype)
 
 
-def _dppo_clipped(
-    rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig
-) -> tuple[Tensor, Tensor]:
+def _dppo_clipped(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Dppo) -> tuple[Tensor, Tensor]:
     p_BT = logp_BT.exp()
     out_BT = 1 - _stays(p_BT, p_BT / rho_BT, advantage_B1, config)
     return out_BT * (advantage_B1 < 0), out_BT * (advantage_B1 > 0)
 
 
-def _cispo_clipped(
-    rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: ObjectiveConfig
-) -> tuple[Tensor, Tensor]:
+def _cispo_clipped(rho_BT: Tensor, logp_BT: Tensor, advantage_B1: Tensor, config: Cispo) -> tuple[Tensor, Tensor]:
     high = (rho_BT > config.epsilon_high) & (advantage_B1 > 0)
     return torch.zeros_like(rho_BT), high.to(rho_BT.dtype)
 
@@ -314,7 +312,7 @@ def _never_clipped(
     return torch.zeros_like(rho_BT), torch.zeros_like(rho_BT)
 
 
-CLIPPED = {
+CLIPPED: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "clip_cov": _clip_clipped, "kl_cov": _never_clipped,
     "clip": _clip_clipped, "cispo": _cispo_clipped, "sapo": _never_clipped, "reinforce": _never_clipped,
     "dppo_tv": _dppo_clipped, "dppo_kl": _dppo_clipped, "gmpo": _gmpo_clipped, "vespo": _never_clipped,

@@ -15,7 +15,7 @@ from jax_grpo.config.learning import UpdateConfig
 
 
 def learning_rate(step: int, config: UpdateConfig, total_steps: int) -> float:
-    """Learning rate of optimiser step t = 0, 1, ... . THE definition, W = warmup_steps, N = total_steps:
+    """Learning rate of optimiser step t = 0, 1, ... . THE definition, N = total_steps, W = min(warmup_steps, N - 1):
 
         t < W:                lr (t + 1) / W              (the first step already learns; step W - 1 has the full lr)
         t >= W, constant:     lr
@@ -24,9 +24,10 @@ def learning_rate(step: int, config: UpdateConfig, total_steps: int) -> float:
 
     Skipped (non-finite) steps do not advance t.
     """
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    warmup = min(config.warmup_steps, total_steps - 1)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     return config.learning_rate * SCHEDULES[config.schedule](progress, config.final_learning_rate_fraction)
 
 
@@ -92,8 +93,8 @@ ADAMW = {
 def build_optimiser(
     model: nn.Module, config: UpdateConfig, implementation: str = "definition"
 ) -> torch.optim.Optimizer:
-    """AdamW over the model's parameters; weight decay on matrices and embeddings, not on biases and norms."""
-    parameters = list(model.parameters())
+    """AdamW over the parameters that are trained; weight decay on matrices and embeddings, not on biases and norms."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -101,7 +102,7 @@ def build_optimiser(
     return ADAMW[implementation](
         groups,
         lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
+        betas=config.betas,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
     )

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torch_ref.model import GPT2
+from torch_ref.model import LanguageModel
 from torch_ref.optimiser import ADAMW
 
 SDPA = {
@@ -70,7 +70,7 @@ def options(arguments: argparse.Namespace) -> Options:
     return chosen
 
 
-def prepare(model: GPT2, chosen: Options) -> GPT2:
+def prepare(model: LanguageModel, chosen: Options) -> LanguageModel:
     """The model on its device, with the chosen kernels, compiled if asked; the parameters stay the same objects."""
     model = model.to(chosen.device)
     if chosen.liger:
@@ -100,8 +100,10 @@ def use_liger(model: nn.Module) -> None:
     """Exchanges the class of every LayerNorm for Liger's, which reads the same parameters; of any model's.
 
     Raises:
-        OptionError: the package is not installed.
+        OptionError: the model has none, or the package is not installed.
     """
+    if not any(type(module) is nn.LayerNorm for module in model.modules()):
+        raise OptionError("--liger: this model has no LayerNorm, which is all that it exchanges")
     try:
         from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports]
             LigerLayerNormFunction,

@@ -25,8 +25,10 @@ import torch
 from flax import nnx
 
 from jax_grpo.batch import record
-from jax_grpo.config import Config, ConfigError, check_files, load_config
-from jax_grpo.model.named import Policy, load_policy
+from jax_grpo.config import Config, ConfigError, check_files, load_config, require_all_trained
+from jax_grpo.config.learning import Learning
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.model.named import Model, Policy, load_policy
 from jax_grpo.model.weights import save_hf, to_hf
 from jax_grpo.replay import batch_from
 from jax_grpo.replay import replay as jax_replay
@@ -46,7 +48,7 @@ from torch_ref.compare import (
     scalar_errors,
     tensor_errors,
 )
-from torch_ref.model import GPT2
+from torch_ref.model import LanguageModel
 from torch_ref.options import Options
 from torch_ref.replay import STORAGE, with_logp
 from torch_ref.replay import replay as torch_replay
@@ -96,26 +98,24 @@ def at(config: Config, dtype: str, weights: Path) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=model)})
 
 
-def both(config: Config, weights: Path) -> tuple[Policy, GPT2]:
+def both(settings: ModelConfig, seed: int, weights: Path) -> tuple[Policy, LanguageModel]:
     """The same weights in both implementations."""
-    dtype = config.model.compute_dtype
-    policy, model = (
-        load_policy(config.model, config.seed, 1),
-        load_hf(weights, dtype=STORAGE[dtype], remat=config.model.remat),
-    )
+    policy = load_policy(settings, seed, 1)
+    model = load_hf(weights, dtype=STORAGE[settings.compute_dtype], remat=bool(settings.remat))
     model.vocabulary = policy.tokenizer.vocab_size
     return policy, model
 
 
-def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+def one_step(
+    learning: Learning, policy: Policy | Model, model: LanguageModel, arrays: Arrays
+) -> tuple[dict[str, Any], Arrays]:
     """Errors of one optimiser step by kind, and the reference's arrays."""
-    policy, model = both(config, weights)
-    dtype = config.model.compute_dtype
-    largest, gap = logits_error(config, policy, model, arrays)
+    dtype = learning.compute_dtype
+    largest, gap = logits_error(dtype, policy, model, arrays)
     errors: dict[str, Any] = {"logits": gap, "largest_logit": largest}
-    found = jax_replay(config, policy, arrays)
-    batch = from_arrays(arrays, config, dtype=STORAGE[dtype])
-    reference = torch_replay(config, model, with_logp(batch, model, config))
+    found = jax_replay(learning, policy, arrays)
+    batch = from_arrays(arrays, learning, dtype=STORAGE[dtype])
+    reference = torch_replay(learning, model, with_logp(batch, model, learning))
     errors["logp"] = logp_error(found["logp"], reference["logp"], arrays["completion_mask"])
     errors["floors"] = {name: floor_of(name, reference, dtype) for name in CANCELLING}
     errors["scalars"] = scalar_errors(found, reference, dtype)
@@ -123,18 +123,20 @@ def one_step(config: Config, weights: Path, arrays: Arrays) -> tuple[dict[str, A
     return errors, reference
 
 
-def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, rows: int = 8) -> tuple[float, float]:
+def logits_error(
+    compute_dtype: str, policy: Policy | Model, model: LanguageModel, arrays: Arrays, rows: int = 8
+) -> tuple[float, float]:
     """Largest size and largest absolute difference of the first rows' logits, where they predict completion tokens."""
     names = ("input_ids", "attention_mask", "completion_mask")
     ids, mask, completion = (np.array(arrays[name][:rows]) for name in names)
-    with torch.no_grad(), precision(config, "cpu"):
+    with torch.no_grad(), precision(compute_dtype, "cpu"):
         expected = model.logits(model(torch.from_numpy(ids).long(), torch.from_numpy(mask).long())).numpy()
 
     @jax.jit
     def logits(params):
         merged = nnx.merge(policy.graphdef, params)
         hidden = merged(jnp.asarray(ids), jnp.asarray(mask))
-        embedding = merged.wte.embedding[...][: model.vocabulary].astype(hidden.dtype)
+        embedding = merged.head_VH[: model.vocabulary].astype(hidden.dtype)
         wide = jnp.promote_types(hidden.dtype, jnp.float32)
         return jnp.einsum("bth,vh->btv", hidden, embedding, preferred_element_type=wide)
 
@@ -144,19 +146,20 @@ def logits_error(config: Config, policy: Policy, model: GPT2, arrays: Arrays, ro
     return float(np.abs(expected).max()), difference("logits", found, expected)
 
 
-def many_steps(config: Config, weights: Path, batches: Sequence[Arrays]) -> tuple[dict[str, float], dict[str, Any]]:
+def many_steps(
+    learning: Learning, policy: Policy | Model, model: LanguageModel, batches: Sequence[Arrays]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Relative L2 of each parameter's change over the first `ADAMW_STEPS` batches, and both sides' curves over all."""
-    policy, model = both(config, weights)
     begin = to_hf(policy.params, policy.architecture)
     begin = {name: x.copy() for name, x in begin.items()}
-    update = make_update(policy.graphdef, config, config.optimizer_steps())
-    state, dtype = init_state(policy.params, config), STORAGE[config.model.compute_dtype]
-    reference = start(model, config)
+    dtype = STORAGE[learning.compute_dtype]
+    update, state = make_update(policy.graphdef, learning), init_state(policy.params, learning)
+    reference = start(model, learning)
     curves: dict[str, Any] = {side: {name: [] for name in CURVES} for side in ("jax_grpo", "torch_ref")}
     errors: dict[str, float] = {}
     for step, arrays in enumerate(batches, start=1):
-        state, ours = update(state, batch_from(arrays, config))
-        theirs = optimiser_step(reference, from_arrays(arrays, config, dtype=dtype), config)
+        state, ours = update(state, batch_from(arrays, learning))
+        theirs = optimiser_step(reference, from_arrays(arrays, learning, dtype=dtype), learning)
         for side, metrics in (("jax_grpo", ours), ("torch_ref", theirs)):
             for name in CURVES:
                 curves[side][name].append(float(finite(f"{name}, step {step}", side, metrics.get(name, 0.0))))
@@ -173,7 +176,8 @@ def several(config: Config, iterations: int = SEVERAL_ITERATIONS) -> Config:
     prompts = config.prompts.per_iteration
     minibatches = next((count for count in range(2, prompts + 1) if prompts % count == 0), 1)
     values["update"] |= {"epochs": 2, "minibatches": minibatches, "micro_batches": 1, "warmup_steps": 0}
-    values["kl"] |= {"guardrail": "log", "adaptive": config.kl.beta_min <= config.kl.beta <= config.kl.beta_max}
+    least, most = config.kl.beta_bounds
+    values["kl"] |= {"guardrail": "log", "adaptive": least <= config.kl.beta <= most}
     values["model"] |= {"compute_dtype": "float64", "param_dtype": "float64"}
     made = Config.model_validate(values | {"iterations": iterations, "record_batches": 0})
     return made.with_micro_batches(made.possible_micro_batches()[:2][-1])
@@ -184,22 +188,25 @@ def whole_iterations(config: Config, folder: Path) -> dict[str, Any]:
 
     The reference gets tokens, masks and rewards, and finds by itself the old and the reference log-probabilities, the
     advantages, and which rows each optimiser step trains on. The rollouts follow `jax_grpo`'s parameters, so an error grows.
+    Adapters have to begin with `model.adapter.weights`, which both read.
 
     Returns:
         `iterations`: errors of each iteration's metrics, relative, of `ROUNDING` absolute in nats; `change`: relative L2 of each
         parameter's change over all of them; `metrics`: the reference's, by iteration; `config`: what was compared.
     """
     ours = Trainer(config)
-    save_hf(folder, ours.policy.architecture, ours.state.params, ours.tokenizer)
     begin = {name: x.copy() for name, x in to_hf(ours.state.params, ours.policy.architecture).items()}
-    weights = config.model.model_copy(update={"weights": str(folder)})
-    theirs = torch_train.Trainer(config.model_copy(update={"model": weights}), Options())
+    model = config.model
+    if model.adapter is None:
+        save_hf(folder, ours.policy.architecture, ours.state.params, ours.tokenizer)
+        model = model.model_copy(update={"weights": str(folder)})
+    theirs = torch_train.Trainer(config.model_copy(update={"model": model}), Options())
     errors, metrics = [], []
     for iteration in range(config.iterations):
         measured, scored, batch = ours.iterate(iteration)
         arrays = record(batch, scored.rewards_B, ours.group_ids())
         kept = ROLLOUT if config.advantage.components == "sum_first" else (*ROLLOUT, "advantages")
-        shared = from_arrays({name: arrays[name] for name in kept}, config, dtype=STORAGE["float64"])
+        shared = from_arrays({name: arrays[name] for name in kept}, config.learning(), dtype=STORAGE["float64"])
         steps = theirs.optimise(theirs.scored(shared), iteration)
         expected = torch_train.over_steps(steps) | {"optimizer_step": theirs.state.step, "steps": len(steps)}
         found = {name: np.asarray(x) for name, x in measured.items()}
@@ -208,7 +215,8 @@ def whole_iterations(config: Config, folder: Path) -> dict[str, Any]:
         errors.append(scalar_errors(found, reference, "float64") | gaps)
         metrics.append(expected)
     moved = {n: x - begin[n] for n, x in to_hf(ours.state.params, ours.policy.architecture).items()}
-    expected = {n: p.detach().numpy() - begin[n] for n, p in theirs.state.model.named_parameters()}
+    trained = ((n, p) for n, p in theirs.state.model.named_parameters() if p.requires_grad)
+    expected = {n: p.detach().numpy() - begin[n] for n, p in trained}
     ours.task.close()
     theirs.task.close()
     names = ("epochs", "minibatches", "micro_batches")
@@ -231,11 +239,11 @@ def sampling_agreement(arrays: Arrays, scored: Arrays) -> dict[str, Any]:
     }
 
 
-def environment(argv: Sequence[str]) -> dict[str, Any]:
-    """Command, versions and hardware."""
-    packages = ("jax", "jaxlib", "flax", "optax", "torch", "numpy")
+def environment(argv: Sequence[str], module: str = "torch_ref.parity", more: Sequence[str] = ()) -> dict[str, Any]:
+    """Command, versions (of `more` packages too) and hardware."""
+    packages = ("jax", "jaxlib", "flax", "optax", "torch", "numpy", *more)
     return {
-        "command": "python -m torch_ref.parity " + " ".join(argv),
+        "command": f"python -m {module} " + " ".join(argv),
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
         "device": jax.devices()[0].device_kind,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
@@ -261,8 +269,11 @@ def measure(config: Config, folder: Path, note: Any) -> dict[str, Any]:
         settings = at(config, dtype, recorded.before)
         with jax.default_matmul_precision("highest"):
             note(f"{dtype}: one step on the first batch, by the run's first weights (on policy) and last (off policy)")
-            on_policy, reference = one_step(settings, recorded.before, first)
-            off_policy, shifted = one_step(at(config, dtype, recorded.after), recorded.after, first)
+            on_policy, reference = one_step(
+                settings.learning(), *both(settings.model, config.seed, recorded.before), first
+            )
+            after = at(config, dtype, recorded.after)
+            off_policy, shifted = one_step(after.learning(), *both(after.model, config.seed, recorded.after), first)
             if dtype == "float32":
                 results["sampling"] = sampling_agreement(first, reference)
                 results["off_policy"] = {
@@ -273,7 +284,8 @@ def measure(config: Config, folder: Path, note: Any) -> dict[str, Any]:
             results["one_step"][dtype] = {"on policy": on_policy, "off policy": off_policy}
             batches = recorded.batches[: ADAMW_STEPS if dtype == "float64" else None]
             note(f"{dtype}: {len(batches)} optimiser steps on the same rollouts")
-            results["change"][dtype], results["curves"][dtype] = many_steps(settings, recorded.before, batches)
+            of_both = both(settings.model, config.seed, recorded.before)
+            results["change"][dtype], results["curves"][dtype] = many_steps(settings.learning(), *of_both, batches)
     jax.config.update("jax_enable_x64", True)
     note(f"float64: {SEVERAL_ITERATIONS} iterations of several optimiser steps by both trainers")
     with jax.default_matmul_precision("highest"):
@@ -300,6 +312,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = load_config(arguments.config, [*fixed, *counts, *overrides])
         check_files(config)
+        require_all_trained(config, "this report")
         out = Path(arguments.out)
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:

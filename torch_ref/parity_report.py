@@ -14,6 +14,7 @@ from torch_ref import compare
 from torch_ref.compare import TOLERANCES, logits_tolerance
 
 COLOURS = {"float64": "#16a34a", "float32": "#2563eb", "bfloat16": "#d97706"}
+BLOCK = re.compile(r"\b(?:h|layers)\.(\d+)\.")  # of GPT-2, of the others
 SIDES = {"jax_grpo": ("#2563eb", "-", 3.0), "torch_ref": ("#111827", "--", 1.2)}
 
 
@@ -160,16 +161,16 @@ def _mark(row: Row) -> str:
 
 
 def _layer(name: str, layers: int) -> float:
-    """Where a tensor stands on the axis: embeddings 0, blocks 1 to L, last norm L + 1."""
-    block = re.search(r"h\.(\d+)\.", name)
+    """Where a tensor stands on the axis: embeddings 0, blocks 1 to L, last norm and a head of its own L + 1."""
+    block = BLOCK.search(name)
     if block:
         return 1 + int(block[1])
-    return 0 if "wte" in name or "wpe" in name else layers + 1
+    return 0 if "wte" in name or "wpe" in name or "embed_tokens" in name else layers + 1
 
 
 def _gradients(results: dict[str, Any], path: Path) -> None:
     names = list(results["one_step"]["float32"]["on policy"]["gradients"])
-    layers = 1 + max(int(block[1]) for name in names if (block := re.search(r"h\.(\d+)\.", name)))
+    layers = 1 + max(int(block[1]) for name in names if (block := BLOCK.search(name)))
     figure, axis = plt.subplots(figsize=(9, 4.2), layout="constrained")
     for dtype, steps in results["one_step"].items():
         for offset, marker, (batch, errors) in zip((-0.12, 0.12), "ox", steps.items(), strict=True):
@@ -180,7 +181,7 @@ def _gradients(results: dict[str, Any], path: Path) -> None:
             )
         axis.axhline(TOLERANCES[dtype].gradients, color=COLOURS[dtype], linewidth=0.8, linestyle=":")
     axis.set_yscale("log")
-    axis.set_xticks(range(layers + 2), ["embeddings", *map(str, range(layers)), "ln_f"], fontsize=8)
+    axis.set_xticks(range(layers + 2), ["embeddings", *map(str, range(layers)), "last"], fontsize=8)
     axis.set_xlabel("block")
     axis.set_ylabel("relative L2 error")
     axis.set_title(

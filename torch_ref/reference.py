@@ -6,7 +6,7 @@ Knows two models and a number of steps.
 import torch
 
 from jax_grpo.config.learning import KLConfig
-from torch_ref.model import GPT2
+from torch_ref.model import LanguageModel
 
 
 def due(step: int, config: KLConfig) -> bool:
@@ -15,7 +15,7 @@ def due(step: int, config: KLConfig) -> bool:
 
 
 @torch.no_grad()
-def move(reference: GPT2, policy: GPT2, share: float) -> None:
+def move(reference: LanguageModel, policy: LanguageModel, share: float) -> None:
     """reference + share * (policy - reference), every parameter in place (TR-DPO, Gorbatovski et al. 2024)."""
     for ours, theirs in zip(reference.parameters(), policy.parameters(), strict=True):
         ours.lerp_(theirs, share)

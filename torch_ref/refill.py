@@ -5,7 +5,7 @@ the next group that has one; where there are not enough of those, it keeps it. K
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from jax_grpo.config.sections import RefillConfig
-from jax_grpo.tasks.base import Logged, Prompt
+from jax_grpo.tasks.base import Component, Logged, Prompt
 from torch_ref.rollout import Rollout
 
 
@@ -23,7 +23,7 @@ class Sampled(NamedTuple):
     prompts: list[Prompt]
     """One a completion."""
     rollout: Rollout
-    components: dict[str, np.ndarray]
+    components: dict[str, Component]
     rewards_B: Tensor
     signal: list[bool]
     """Of each group: some advantage is not 0."""
@@ -32,6 +32,18 @@ class Sampled(NamedTuple):
     @property
     def tokens(self) -> int:
         return int(self.rollout.completion_mask_BT.sum())
+
+
+def silent(values_B: Tensor, about_B: Tensor, group_ids_B: Tensor) -> Tensor:
+    """Of each row [B], whether its group is without signal by `rollout.refill.by`, whose values these are.
+
+    It is where the rows of the group that the component is about all have one value.
+    """
+    silent_B = torch.zeros_like(about_B)
+    for group in group_ids_B.unique():
+        member_B = group_ids_B == group
+        silent_B[member_B] = len(values_B[member_B & about_B].unique()) == 1
+    return silent_B
 
 
 def sample(draw: Callable[[int], Sampled], settings: RefillConfig | None) -> list[Sampled]:
@@ -54,7 +66,7 @@ def trained_on(drawn: Sequence[Sampled]) -> Sampled:
         return drawn[0]
     rows = [(number, row) for number, group in _places(drawn) for row in _rows_of(drawn[number], group)]
 
-    def own(lists: Sequence[Sequence]) -> list:
+    def own(lists: Sequence[Any]) -> list:
         return [lists[number][row] for number, row in rows]
 
     nothing = [None] * len(drawn[0].prompts)
@@ -66,7 +78,8 @@ def trained_on(drawn: Sequence[Sampled]) -> Sampled:
         prompts=own([one.prompts for one in drawn]),
         rollout=_rollout([one.rollout for one in drawn], rows),
         components={
-            name: np.ma.concatenate([one.components[name] for one in drawn])[flat] for name in drawn[0].components
+            name: Component(*(np.array(own([one.components[name][field] for one in drawn])) for field in range(2)))
+            for name in drawn[0].components
         },
         rewards_B=torch.cat([one.rewards_B for one in drawn])[flat],
         signal=[drawn[number].signal[group] for number, group in _places(drawn)],

@@ -11,12 +11,14 @@ import sys
 import numpy as np
 import torch
 
-from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.files import weights_directory
+from jax_grpo.config.learning import Learning
 from torch_ref import options as choices
+from torch_ref.adapters import with_adapters
 from torch_ref.batch import Batch, read_batch
 from torch_ref.entropy_control import in_force
-from torch_ref.model import GPT2
+from torch_ref.model import LanguageModel
 from torch_ref.update import accumulate, apply, score_batch, start
 from torch_ref.weights import load_hf
 
@@ -24,27 +26,27 @@ from torch_ref.weights import load_hf
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}
 
 
-def replay(config: Config, model: GPT2, batch: Batch, adamw: str = "definition") -> dict[str, np.ndarray]:
+def replay(learning: Learning, model: LanguageModel, batch: Batch, adamw: str = "definition") -> dict[str, np.ndarray]:
     """Arrays by name: loss and every metric (scalars), logp [B, T], advantages [B], grad/<name> and param/<name>.
 
     grad/ is before clipping, param/ after the step, names Hugging Face's with `transformer.`; logp is 0 outside the
     completion mask. The model is changed.
     """
-    state = start(model, config, adamw)
-    coefficient = in_force(state.entropy_coefficient, state.entropy_before, config.objective)
-    gradients = accumulate(model, batch, config, state.beta, coefficient)
+    state = start(model, learning, adamw)
+    coefficient = in_force(state.entropy_coefficient, state.entropy_before, learning.objective)
+    gradients = accumulate(model, batch, learning, state.beta, coefficient)
     arrays = {f"grad/{name}": _array(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    metrics = apply(state, gradients, config)
+    metrics = apply(state, gradients, learning)
     arrays |= {f"param/{name}": _array(p) for name, p in model.named_parameters()}
     arrays |= {name: np.asarray(value) for name, value in metrics.items()}
     return arrays | {"logp": _array(gradients.logp_BT), "advantages": _array(batch.advantages_B)}
 
 
-def with_logp(batch: Batch, model: GPT2, config: Config) -> Batch:
+def with_logp(batch: Batch, model: LanguageModel, learning: Learning) -> Batch:
     """The batch with a reference, if beta asks for one and it has none: the given weights."""
-    if config.kl.beta == 0 or batch.ref_logp_BT is not None:
+    if learning.kl.beta == 0 or batch.ref_logp_BT is not None:
         return batch
-    return dataclasses.replace(batch, ref_logp_BT=score_batch(model, batch, config)[0])
+    return dataclasses.replace(batch, ref_logp_BT=score_batch(model, batch, learning)[0])
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -65,12 +67,13 @@ def main(argv: list[str] | None = None) -> None:
         overrides += ["--model.compute_dtype", arguments.dtype]
     try:
         config = load_config(arguments.config, [*overrides, "--model.weights", arguments.weights])
-        chosen = choices.options(arguments)
+        learning, chosen = config.learning(), choices.options(arguments)
         storage = STORAGE[config.model.compute_dtype]
         with choices.computing(chosen):
             weights = weights_directory(arguments.weights)
-            model = choices.prepare(load_hf(weights, dtype=storage, remat=config.model.remat), chosen)
-            batch = read_batch(arguments.batch, config, dtype=storage, device=chosen.device)
+            loaded = load_hf(weights, dtype=storage, remat=bool(config.model.remat))
+            model = choices.prepare(with_adapters(loaded, config.model, config.seed), chosen)
+            batch = read_batch(arguments.batch, learning, dtype=storage, device=chosen.device)
             with np.load(arguments.batch) as recorded:
                 model.vocabulary = int(recorded.get("vocabulary", model.vocabulary))
             low, high = int(batch.input_ids_BT.min()), int(batch.input_ids_BT.max())
@@ -78,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
                 raise ValueError(
                     f"{arguments.batch}: input_ids are {low} to {high}, not 0 to {model.config.vocab_size - 1}"
                 )
-            arrays = replay(config, model, with_logp(batch, model, config), chosen.adamw)
+            arrays = replay(learning, model, with_logp(batch, model, learning), chosen.adamw)
         np.savez(arguments.out, allow_pickle=False, **arrays)
     except (ConfigError, OSError, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -1,5 +1,6 @@
 """Between texts and tensors: prompts encoded and padded, completions generated, decoded and cut where they stop."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,9 +9,10 @@ from torch import Tensor
 
 from jax_grpo.config import Config
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.tasks.base import Prompt, Task, caps
+from jax_grpo.tasks.base import Prompt, Task
+from jax_grpo.tasks.checked import caps
 from torch_ref.generate import StopTable, generate
-from torch_ref.model import GPT2
+from torch_ref.model import LanguageModel
 from torch_ref.sampling import Sampling
 from torch_ref.update import precision
 
@@ -41,30 +43,37 @@ class Rollout:
 class Texts:
     """Completes prompts with a model, by the task's stop rule and the config's sampling settings."""
 
-    model: GPT2
+    model: LanguageModel
     tokenizer: Tokenizer
     task: Task
     config: Config
+
+    @functools.cached_property
+    def _limit(self) -> int:
+        return self.config.prompt_limit()  # reads the model's config.json
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def complete(self, prompts: Sequence[Prompt], generator: torch.Generator | None) -> Rollout:
-        """One completion a prompt; greedy without a generator."""
+    def complete(
+        self, prompts: Sequence[Prompt], generator: torch.Generator | None, *, temperature_alone: bool = False
+    ) -> Rollout:
+        """One completion a prompt; greedy without a generator. By the config's sampling settings, or its temperature alone."""
         ids_BT, mask_BT = self._encode([prompt.text for prompt in prompts])
         table_SV = torch.from_numpy(self.task.stop_rule.token_table(self.tokenizer)).long().to(self.device)
         start_B = torch.tensor([prompt.start_state for prompt in prompts], device=self.device)
         settings = self.config.rollout
-        with precision(self.config, self.device.type):
+        sampling = Sampling(
+            settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty
+        )
+        with precision(self.config.model.compute_dtype, self.device.type):
             made = generate(
                 self.model,
                 ids_BT,
                 mask_BT,
                 max_new_tokens=torch.from_numpy(caps(prompts, settings.max_new_tokens)).to(self.device),
-                sampling=Sampling(
-                    settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty
-                ),
+                sampling=Sampling(settings.temperature) if temperature_alone else sampling,
                 stop=StopTable(table_SV, self.task.stop_rule.accept, start_B),
                 generator=generator,
             )
@@ -83,7 +92,7 @@ class Texts:
 
     def _encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Ids and mask [B, T], padded on the left to the longest."""
-        encoded, limit = self.tokenizer.encode_batch(texts), self.config.prompts.max_prompt_tokens
+        encoded, limit = self.tokenizer.encode_prompts(texts), self._limit
         for text, ids in zip(texts, encoded, strict=True):
             if not 0 < len(ids) <= limit:
                 raise PromptTooLong(

@@ -19,26 +19,18 @@ from torch import Tensor
 
 from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.config.files import weights_directory
-from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.positions.dataset import PromptDataset, heldout_positions, told
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
+from jax_grpo.prompts.dataset import PromptDataset, describe_rows, heldout_rows
 from jax_grpo.report.console import Console
 from jax_grpo.report.log import MetricsLog
 from jax_grpo.report.records import read_records, sample_rows
+from jax_grpo.run.folder import require_no_finished_run
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import (
-    Prompt,
-    RewardError,
-    Task,
-    TrainerState,
-    about_every_row,
-    applicable,
-    caps,
-    checked_score,
-    not_negative,
-    total_reward,
-)
-from jax_grpo.tasks.engine import EngineError
+from jax_grpo.tasks.base import Component, Prompt, Task, TaskError, TrainerState, applicable, total_reward
+from jax_grpo.tasks.checked import about_every_row, caps, checked_score, made_prompt, not_negative, require_outcome
 from jax_grpo.tasks.episodes import EpisodicTask
+from torch_ref import adapters
 from torch_ref import options as choices
 from torch_ref.advantages import (
     component_advantages,
@@ -51,11 +43,11 @@ from torch_ref.batch import Batch, write_batch
 from torch_ref.curriculum import Curriculum
 from torch_ref.evaluate import evaluate
 from torch_ref.kl_control import beyond_guardrail
-from torch_ref.model import GPT2, GPT2Config
+from torch_ref.model import GPT2, GPT2Config, LanguageModel
 from torch_ref.objective import KL_ESTIMATORS
 from torch_ref.options import Options
 from torch_ref.reference import due, move
-from torch_ref.refill import Sampled, costs, sample, trained_on
+from torch_ref.refill import Sampled, costs, sample, silent, trained_on
 from torch_ref.rollout import Rollout, Texts
 from torch_ref.update import NonFiniteUpdates, TrainState, optimiser_step, score_batch, start
 from torch_ref.weights import load_hf, save_hf
@@ -68,16 +60,17 @@ class Trainer:
 
     def __init__(self, config: Config, chosen: Options):
         self.config = config
-        self.tokenizer = Tokenizer.load(config.model.tokenizer)
-        model = choices.prepare(load_model(config, self.tokenizer), chosen)
+        self.tokenizer = Tokenizer.load(tokenizer_of(config.model))
+        model = choices.prepare(load_model(config.model, config.seed, self.tokenizer), chosen)
         self.reference = copy.deepcopy(model).eval() if config.kl.beta > 0 else None
-        self.state: TrainState = start(model, config, chosen.adamw)
-        self.task: Task = make_task(config.task, tokenizer=config.model.tokenizer)
+        self.state: TrainState = start(model, config.learning(), chosen.adamw)
+        self.task: Task = make_task(config.task, tokenizer=tokenizer_of(config.model))
         if isinstance(self.task, EpisodicTask):
             raise ConfigError(
                 f"task.name is {config.task.name}, whose completions are answered: torch_ref.train has one turn; train it with "
                 "jax_grpo.train, and compare the update on its record_batches with torch_ref.replay"
             )
+        require_outcome(self.task, config)
         self.tokenizer.require_writable(self.task.answers, self.task.name)
         self.texts = Texts(model, self.tokenizer, self.task, config)
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
@@ -86,6 +79,7 @@ class Trainer:
         how = config.prompts.curriculum
         self.curriculum = None if how is None else Curriculum(how, config.seed, self.dataset)
         self.further_draws = 0  # of prompts, by refill, beside one an iteration
+        self.picked = 0  # of an iteration's first draw, the prompts that a curriculum draws again; they come first
 
     def iterate(self, iteration: int) -> tuple[dict[str, float], list[dict], Batch, np.ndarray]:
         """One iteration: metrics, some samples (`records.sample_rows`), the batch and its rewards [B]."""
@@ -100,8 +94,10 @@ class Trainer:
                 own = [index for index, _ in self.dataset.batch(first + number, config.prompts.per_iteration)]
             else:
                 own = self.curriculum.draw(config.prompts.per_iteration, asked)
+                if not asked:
+                    self.picked = self.curriculum.again
                 asked.extend(own)
-            prompts = [self.task.prompt(self.positions[index], config.seed * 1_000_003 + index) for index in own]
+            prompts = [made_prompt(self.task, self.positions[index], config.seed * 1_000_003 + index) for index in own]
             repeated = [prompt for prompt in prompts for _ in range(group)]
             rollout = self.texts.complete(repeated, self.generator)
             seconds["time/rollout"] = seconds.get("time/rollout", 0.0) + time.perf_counter() - sampling
@@ -136,12 +132,18 @@ class Trainer:
         }
         for name, values in applicable(components, repeated).items():
             metrics |= {f"reward/{name}/mean": float(values.mean()), f"reward/{name}/std": float(values.std())}
-            if name.endswith("legal"):
-                metrics["legal_move_rate"] = float(values.mean())
+            metrics |= {
+                h.metric: float(values.mean()) for h in self.task.headlines if name.split("/")[-1] == h.component
+            }
+        if config.picks_prompts():
+            others_B = draws[0].rewards_B[self.picked * group :]
+            metrics["reward/unselected"] = float(others_B.mean())  # NaN where there are none
         metrics |= costs(draws) if config.rollout.refill else {}
         metrics |= {} if self.curriculum is None else self.curriculum.metrics()
         metrics |= {f"log/{name}": float(np.mean(values)) for name, values in logged.metrics.items()}
-        samples = sample_rows(repeated, rollout.completions, rewards_B.cpu().numpy(), components, config, logged.extras)
+        samples = sample_rows(
+            self.task, repeated, rollout.completions, rewards_B.cpu().numpy(), components, config, logged.extras
+        )
         return metrics | seconds, samples, batch, rewards_B.cpu().numpy()
 
     def group_ids(self) -> Tensor:
@@ -149,7 +151,7 @@ class Trainer:
         return torch.arange(self.config.prompts.per_iteration).repeat_interleave(self.config.rollout.group_size)
 
     def _advantages(
-        self, prompts: Sequence[Prompt], components: dict[str, np.ndarray], rollout: Rollout
+        self, prompts: Sequence[Prompt], components: dict[str, Component], rollout: Rollout
     ) -> tuple[Tensor, Tensor, list[bool]]:
         """Rewards with penalties [B], advantages [B] on the model's device, and of each group whether it has signal.
 
@@ -160,7 +162,7 @@ class Trainer:
         weights = self.task.component_weights
         rewards_B = torch.from_numpy(total_reward(components, weights)).to(dtype)
         counted = [
-            (torch.from_numpy(np.ma.filled(x, 0)).to(dtype), weights[name])
+            (torch.from_numpy(x.values_B).to(dtype), weights[name])
             for name, x in components.items()
             if weights.get(name)
         ]
@@ -174,6 +176,10 @@ class Trainer:
         if advantage.scale == "maxrl":
             not_negative(rewards_B.numpy())
         group_ids_B, how = self.group_ids(), settings_of(advantage)
+        if (refill := config.rollout.refill) is not None and refill.by is not None:
+            (values_B, about_B), part = components[refill.by], refill.by.rpartition("/")[0]
+            about_B = about_B & np.array([prompt.task == part for prompt in prompts])
+            how["silent_B"] = silent(torch.from_numpy(values_B), torch.from_numpy(about_B), group_ids_B)
         if advantage.components == "sum_first":
             judged = rewards_B
             advantages_B = group_advantages(judged, group_ids_B, lengths_B=lengths_B, **how)
@@ -199,11 +205,11 @@ class Trainer:
 
     def scored(self, batch: Batch) -> Batch:
         """The batch with the old and the reference log-probabilities and the old entropies, computed once."""
-        old_logp_BT, entropy_BT = score_batch(self.state.model, batch, self.config)
+        old_logp_BT, entropy_BT = score_batch(self.state.model, batch, self.config.learning())
         batch = dataclasses.replace(batch, old_logp_BT=old_logp_BT, entropy_BT=entropy_BT)
         if self.reference is None:
             return batch
-        return dataclasses.replace(batch, ref_logp_BT=score_batch(self.reference, batch, self.config)[0])
+        return dataclasses.replace(batch, ref_logp_BT=score_batch(self.reference, batch, self.config.learning())[0])
 
     def optimise(self, batch: Batch, iteration: int) -> list[dict[str, float]]:
         """mu epochs of minibatch steps; groups stay whole and come in the order that `jax_grpo` takes them in.
@@ -214,7 +220,9 @@ class Trainer:
         steps, moved = self._steps(batch, iteration)
         if moved:
             assert self.reference is not None and batch.ref_logp_BT is not None, "kl.reference_every needs kl.beta"
-            policy_BT, now_BT = (score_batch(of, batch, self.config)[0] for of in (self.state.model, self.reference))
+            policy_BT, now_BT = (
+                score_batch(of, batch, self.config.learning())[0] for of in (self.state.model, self.reference)
+            )
             there = batch.loss_mask_BT(self.config.objective.mask_truncated).bool()
             for name, reference_BT in {"kl/before_move": batch.ref_logp_BT, "kl/after_move": now_BT}.items():
                 kl_K = KL_ESTIMATORS[self.config.kl.estimator]((reference_BT - policy_BT)[there])
@@ -232,7 +240,9 @@ class Trainer:
             for part_P in np.split(order_P, config.update.minibatches):
                 rows_B = torch.from_numpy((part_P[:, None] * group + np.arange(group)).reshape(-1))
                 before = self.state.step
-                steps.append(optimiser_step(self.state, batch.rows(rows_B.to(self.texts.device)), config))
+                steps.append(
+                    optimiser_step(self.state, batch.rows(rows_B.to(self.texts.device)), self.config.learning())
+                )
                 if self.state.step > before and due(self.state.step, config.kl):
                     assert self.reference is not None, "kl.reference_every needs kl.beta"
                     move(self.reference, self.state.model, config.kl.reference_mix)
@@ -242,22 +252,23 @@ class Trainer:
         return steps, moved
 
 
-def load_model(config: Config, tokenizer: Tokenizer) -> GPT2:
-    """The config's weights, or GPT-2's initialisation from its seed; its softmax is over the tokenizer's tokens."""
-    model = _weights(config, tokenizer)
+def load_model(settings: ModelConfig, seed: int, tokenizer: Tokenizer) -> LanguageModel:
+    """The weights that are named, or GPT-2's initialisation from the seed; its softmax is over the tokenizer's tokens."""
+    model = _weights(settings, seed, tokenizer)
     if model.config.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
-            f"model.tokenizer {config.model.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "
+            f"model.tokenizer {tokenizer_of(settings)!r} has {tokenizer.vocab_size} tokens but the model's vocabulary has "
             f"{model.config.vocab_size}; use the tokenizer the weights were trained with"
         )
     model.vocabulary = tokenizer.vocab_size
     return model
 
 
-def _weights(config: Config, tokenizer: Tokenizer) -> GPT2:
-    sizes, dtype = config.model, MASTERS[config.model.param_dtype]
+def _weights(sizes: ModelConfig, seed: int, tokenizer: Tokenizer) -> LanguageModel:
+    dtype = MASTERS[sizes.param_dtype]
     if sizes.weights is not None:
-        return load_hf(weights_directory(sizes.weights), dtype=dtype, remat=sizes.remat)
+        model = load_hf(weights_directory(sizes.weights), dtype=dtype, remat=bool(sizes.remat))
+        return adapters.with_adapters(model, sizes, seed)
     architecture = GPT2Config(
         sizes.vocab_size or tokenizer.vocab_size,
         sizes.num_layers or 0,  # the config's own check leaves no null here
@@ -265,7 +276,7 @@ def _weights(config: Config, tokenizer: Tokenizer) -> GPT2:
         sizes.hidden_size or 0,
         sizes.max_position_embeddings or 0,
     )
-    return GPT2(architecture, remat=sizes.remat).to(dtype).initialise(torch.Generator().manual_seed(config.seed))
+    return GPT2(architecture, remat=bool(sizes.remat)).to(dtype).initialise(torch.Generator().manual_seed(seed))
 
 
 OF_THE_STATE = (
@@ -281,7 +292,7 @@ def over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
     """
     measured, last = [step for step in steps if not step["empty"]], steps[-1]
     combined: dict[str, float] = {"kl/mean": 0.0, "kl/p95": 0.0}
-    for name in last.keys() - {"empty"}:
+    for name in last.keys() - {"empty", "nonfinite_in_a_row"}:  # of a step, not of an iteration
         if name in OF_THE_STATE:
             combined[name] = last[name]
         elif not measured:
@@ -298,23 +309,28 @@ def train(config: Config, chosen: Options) -> Path:
     from jax_grpo.report.curves import curves  # matplotlib is slow to import
 
     run_dir = Path(config.run_dir)
+    require_no_finished_run(run_dir, "choose another run_dir, or remove it")
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text(config.resolved_yaml())
-    with choices.computing(chosen), MetricsLog(run_dir, config) as log, Console(config) as console:
-        trainer = Trainer(config, chosen)
+    with (
+        choices.computing(chosen),
+        MetricsLog(run_dir, config) as log,
+        Console(config, (trainer := Trainer(config, chosen)).task) as console,
+    ):
         console.note(f"{config.model.weights or 'random weights'}, PyTorch on {chosen.device}, run folder {run_dir}")
         for caution in config.cautions():
             console.warning(f"caution: {caution}")
-        held = heldout_positions(config, trainer.positions, trainer.task.read)
-        console.note(told(trainer.positions, held))
+        held = heldout_rows(config, trainer.positions, trainer.task.read)
+        console.note(describe_rows(trainer.positions, held))
         heldout = [
-            trainer.task.prompt(position, index) for index, position in enumerate(held.positions if held else [])
+            made_prompt(trainer.task, position, index, heldout=True)
+            for index, position in enumerate(held.rows if held else [])
         ]
         for iteration in range(config.iterations + 1):
             last = iteration == config.iterations
             every = config.evaluation.every
             if heldout and (iteration == 0 or last or (every and iteration % every == 0)):
-                scores = evaluate(trainer.texts, heldout, config, iteration)
+                scores = evaluate(trainer.texts, heldout, iteration)
                 log.write({"iteration": iteration, **scores})
                 console.evaluation(iteration, scores)
             if last:
@@ -327,10 +343,13 @@ def train(config: Config, chosen: Options) -> Path:
             if iteration < config.record_batches:
                 file = run_dir / "batches" / f"{iteration:06d}.npz"
                 write_batch(file, batch, rewards_B, trainer.group_ids(), trainer.tokenizer.vocab_size)
-    save_hf(run_dir / "weights", trainer.state.model)
+    if config.model.adapter is None:
+        save_hf(run_dir / "weights", trainer.state.model)
+    else:
+        adapters.save(trainer.state.model, config.model, run_dir / "weights")
     trainer.tokenizer.save(run_dir / "weights")
     curves_file = run_dir / "curves.png"
-    curves(read_records(run_dir / "metrics.jsonl"), curves_file)
+    curves(read_records(run_dir / "metrics.jsonl"), curves_file, trainer.task.headlines)
     trainer.task.close()
     print(f"saved: {run_dir / 'weights'}, {run_dir / 'metrics.jsonl'}, {curves_file}")
     return run_dir
@@ -350,7 +369,7 @@ def main(argv: list[str] | None = None) -> None:
         config = config.with_micro_batches(config.update.parts)  # refuses auto before anything runs
         check_files(config)
         train(config, choices.options(arguments))
-    except (ConfigError, EngineError, NonFiniteUpdates, RewardError, OSError, ValueError) as error:
+    except (ConfigError, NonFiniteUpdates, TaskError, OSError, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jax_grpo.config import Config
+from jax_grpo.config.learning import Learning
+from jax_grpo.config.objectives import ClipCov, KlCov
 from torch_ref import entropy_control
 from torch_ref.batch import Batch
 from torch_ref.covariance import held_back
 from torch_ref.kl_control import beyond_guardrail, next_beta
-from torch_ref.model import GPT2, score
+from torch_ref.model import LanguageModel, score
 from torch_ref.objective import TOKEN_WEIGHTS, TokenTerms, Totals, token_terms, top_entropy_mask
 from torch_ref.optimiser import build_optimiser, clip_by_global_norm, global_norm, learning_rate
 
@@ -31,7 +32,7 @@ class NonFiniteUpdates(RuntimeError):
 class TrainState:
     """What an optimiser step changes."""
 
-    model: GPT2
+    model: LanguageModel
     optimiser: torch.optim.Optimizer
     beta: float
     step: int = 0
@@ -55,23 +56,23 @@ class Gradients:
     """Under the parameters before the step; 0 outside the completion mask."""
 
 
-def start(model: GPT2, config: Config, adamw: str = "definition") -> TrainState:
+def start(model: LanguageModel, learning: Learning, adamw: str = "definition") -> TrainState:
     """State before the first step. adamw: `definition`, `foreach` or `fused`."""
-    optimiser, coefficient = build_optimiser(model, config.update, adamw), config.objective.entropy_coefficient
-    return TrainState(model, optimiser, config.kl.beta, entropy_coefficient=coefficient)
+    optimiser, coefficient = build_optimiser(model, learning.update, adamw), learning.objective.entropy_coefficient
+    return TrainState(model, optimiser, learning.kl.beta, entropy_coefficient=coefficient)
 
 
-def optimiser_step(state: TrainState, batch: Batch, config: Config) -> dict[str, float]:
+def optimiser_step(state: TrainState, batch: Batch, learning: Learning) -> dict[str, float]:
     """Changes the state by one optimiser step on the whole batch; returns the step's metrics.
 
     Those that are means or maxima over tokens are NaN where the batch has no token to train on (see `apply`).
     """
-    coefficient = entropy_control.in_force(state.entropy_coefficient, state.entropy_before, config.objective)
-    return apply(state, accumulate(state.model, batch, config, state.beta, coefficient, state.step), config)
+    coefficient = entropy_control.in_force(state.entropy_coefficient, state.entropy_before, learning.objective)
+    return apply(state, accumulate(state.model, batch, learning, state.beta, coefficient, state.step), learning)
 
 
 def accumulate(
-    model: GPT2, batch: Batch, config: Config, beta: float, coefficient: float | None = None, step: int = 0
+    model: LanguageModel, batch: Batch, learning: Learning, beta: float, coefficient: float | None = None, step: int = 0
 ) -> Gradients:
     """Gradients of the loss of the whole batch, computed `update.micro_batches` slices at a time.
 
@@ -80,26 +81,29 @@ def accumulate(
     with w of `objective.TOKEN_WEIGHTS`. Every denominator is of the whole batch, so the cut changes only rounding. A
     coefficient of None is `objective.entropy_coefficient`.
     """
-    objective = config.objective
+    objective = learning.objective
     coefficient = objective.entropy_coefficient if coefficient is None else coefficient
     mask_BT = batch.loss_mask_BT(objective.mask_truncated)
-    totals = Totals(mask_BT.shape[0], max(1.0, float(mask_BT.sum())), config.windows().generated)
+    totals = Totals(mask_BT.shape[0], max(1.0, float(mask_BT.sum())), learning.most_tokens)
     weight_BT = TOKEN_WEIGHTS[objective.aggregation](mask_BT, totals)
-    entropy_mask_BT = _entropy_mask(model, batch, mask_BT, config) if objective.entropy_quantile > 0 else None
-    held_back_BT = _held_back(model, batch, mask_BT, config, step) if objective.holds_back else None
-    needs_reference = config.kl.beta > 0
+    entropy_mask_BT = _entropy_mask(model, batch, mask_BT, learning) if objective.entropy_quantile > 0 else None
+    held_back_BT = None
+    if isinstance(objective, ClipCov | KlCov):  # chosen by the policy that sampled, as the entropy mask is
+        logp_BT = score_batch(model, batch, learning)[0] if batch.old_logp_BT is None else batch.old_logp_BT
+        held_back_BT = held_back(logp_BT, batch.advantages_B, mask_BT, objective, learning.seed, step)
+    needs_reference = learning.kl.beta > 0
 
     model.zero_grad(set_to_none=True)
     losses, policies, parts = [], [], []
-    for rows in micro_batches(mask_BT.shape[0], config.update.parts):
+    for rows in micro_batches(mask_BT.shape[0], learning.update.parts):
         micro = batch.rows(rows)
-        with precision(config, mask_BT.device.type):
+        with precision(learning.compute_dtype, mask_BT.device.type):
             logp_BT, entropy_BT = score(
                 model,
                 micro.input_ids_BT,
                 micro.attention_mask_BT,
                 micro.completion_mask_BT,
-                config.rollout.temperature,
+                learning.temperature,
                 entropy_gradient=coefficient != 0,
             )
         terms = token_terms(
@@ -112,8 +116,8 @@ def accumulate(
             sampling_logp_BT=micro.sampling_logp_BT,
             entropy_mask_BT=None if entropy_mask_BT is None else entropy_mask_BT[rows],
             held_back_BT=None if held_back_BT is None else held_back_BT[rows],
-            kl_estimator=config.kl.estimator,
-            importance_corrected_kl=config.kl.importance_corrected,
+            kl_estimator=learning.kl.estimator,
+            importance_corrected_kl=learning.kl.importance_corrected,
         )
         policy = (weight_BT[rows] * terms.policy_BT).sum()
         loss = policy if terms.kl_BT is None else policy + beta * (weight_BT[rows] * terms.kl_BT).sum()
@@ -142,7 +146,7 @@ def accumulate(
     return Gradients(metrics, logp_BT)
 
 
-def apply(state: TrainState, gradients: Gradients, config: Config) -> dict[str, float]:
+def apply(state: TrainState, gradients: Gradients, learning: Learning) -> dict[str, float]:
     """Clips, steps AdamW at the schedule's rate and moves beta; a loss or gradient that is not finite changes nothing.
 
     Nor does a batch without a token to train on, which says nothing about the policy: a mean over no tokens is no
@@ -151,8 +155,8 @@ def apply(state: TrainState, gradients: Gradients, config: Config) -> dict[str, 
     Raises:
         NonFiniteUpdates: at the `update.max_consecutive_nonfinite`-th such step in a row.
     """
-    update = config.update
-    rate = learning_rate(state.step, update, config.optimizer_steps())
+    update = learning.update
+    rate = learning_rate(state.step, update, learning.total_steps)
     norm = global_norm(_gradients(state.model))
     empty = bool(gradients.metrics["empty"])
     finite = math.isfinite(gradients.metrics["loss"]) and math.isfinite(norm)
@@ -177,19 +181,20 @@ def apply(state: TrainState, gradients: Gradients, config: Config) -> dict[str, 
         "grad_norm": float(norm),
         "learning_rate": rate,
         "nonfinite": state.nonfinite_total,
+        "nonfinite_in_a_row": state.nonfinite_in_a_row,
         "empty_steps": state.empty_total,
     }
-    if config.objective.entropy_target is not None:
+    if learning.objective.entropy_target is not None:
         metrics["entropy_bonus/coefficient"] = state.entropy_coefficient
         if finite and not empty:
             state.entropy_before = metrics["entropy"]
             state.entropy_coefficient = entropy_control.behind(
-                state.entropy_coefficient, state.entropy_before, config.objective
+                state.entropy_coefficient, state.entropy_before, learning.objective
             )
     if "kl/mean" in metrics:
-        metrics["kl/beyond_guardrail"] = float(beyond_guardrail(metrics["kl/mean"], config.kl))
+        metrics["kl/beyond_guardrail"] = float(beyond_guardrail(metrics["kl/mean"], learning.kl))
         if finite and not empty:
-            state.beta = next_beta(state.beta, metrics["kl/mean"], config.kl)
+            state.beta = next_beta(state.beta, metrics["kl/mean"], learning.kl)
     return metrics
 
 
@@ -199,42 +204,36 @@ def micro_batches(sequences: int, parts: int) -> Iterator[slice]:
     return (slice(a, b) for a, b in itertools.pairwise(edges) if b > a)
 
 
-def precision(config: Config, device: str) -> AbstractContextManager:
+def precision(compute_dtype: str, device: str) -> AbstractContextManager:
     """bfloat16 autocast where the config asks for it. No gradient scaler: bfloat16 has float32's exponent."""
-    if config.model.compute_dtype == "bfloat16":
+    if compute_dtype == "bfloat16":
         return torch.autocast(device, dtype=torch.bfloat16)
     return nullcontext()
 
 
 @torch.no_grad()
-def score_batch(model: GPT2, batch: Batch, config: Config) -> tuple[Tensor, Tensor]:
+def score_batch(model: LanguageModel, batch: Batch, learning: Learning) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [B, T] of the completion tokens, micro-batch by micro-batch, without gradients."""
     scored = []
-    for rows in micro_batches(batch.input_ids_BT.shape[0], config.update.parts):
+    for rows in micro_batches(batch.input_ids_BT.shape[0], learning.update.parts):
         micro = batch.rows(rows)
         tokens = micro.input_ids_BT, micro.attention_mask_BT, micro.completion_mask_BT
-        with precision(config, micro.input_ids_BT.device.type):
-            scored.append(score(model, *tokens, config.rollout.temperature))
+        with precision(learning.compute_dtype, micro.input_ids_BT.device.type):
+            scored.append(score(model, *tokens, learning.temperature))
     return torch.cat([logp for logp, _ in scored]), torch.cat([entropy for _, entropy in scored])
 
 
-def _entropy_mask(model: GPT2, batch: Batch, mask_BT: Tensor, config: Config) -> Tensor:
+def _entropy_mask(model: LanguageModel, batch: Batch, mask_BT: Tensor, learning: Learning) -> Tensor:
     """The tokens at which the policy that sampled was least sure: its entropies, so that later steps keep the same tokens.
 
     A batch that brings none is one the given model has just sampled. The quantile is the whole batch's, so the entropies of
     all micro-batches are needed before the first one's loss.
     """
-    entropy_BT = score_batch(model, batch, config)[1] if batch.entropy_BT is None else batch.entropy_BT
-    return top_entropy_mask(entropy_BT, mask_BT, config.objective.entropy_quantile)
+    entropy_BT = score_batch(model, batch, learning)[1] if batch.entropy_BT is None else batch.entropy_BT
+    return top_entropy_mask(entropy_BT, mask_BT, learning.objective.entropy_quantile)
 
 
-def _held_back(model: GPT2, batch: Batch, mask_BT: Tensor, config: Config, step: int) -> Tensor:
-    """Chosen by the policy that sampled, as the entropy mask is."""
-    logp_BT = score_batch(model, batch, config)[0] if batch.old_logp_BT is None else batch.old_logp_BT
-    return held_back(logp_BT, batch.advantages_B, mask_BT, config.objective, config.seed, step)
-
-
-def _gradients(model: GPT2) -> list[Tensor]:
+def _gradients(model: LanguageModel) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 

@@ -8,20 +8,20 @@ where the machine was taken away; `--fresh` begins anew. `--dry-run` runs every 
 machines too: whether all of it completes, before a machine is kept quiet for it, or one is at hand for half an hour.
 """
 
+import importlib
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jax_grpo.bench.harness import HEADER, command_parser, header, line, row, save, saved, selected
+from jax_grpo.bench import runner
 from jax_grpo.bench.machine import line_of, machine
-from jax_grpo.bench.pictures import save_pictures
-from jax_grpo.bench.scaling import exponent_lines
-from jax_grpo.system.process import child_record, failure
+from jax_grpo.bench.records import command_parser, header, line, save, saved, selected
+from jax_grpo.bench.runner import HEADER, row
+from jax_grpo.bench.scaling import save_pictures
+from jax_grpo.system.process import child_record
 
 CPU, ACCELERATOR = ("cpu",), ("accelerator",)
 
@@ -32,15 +32,6 @@ class Entry(NamedTuple):
     command: str
     weight: float
     machines: tuple[str, ...] = CPU + ACCELERATOR
-
-    @property
-    def module(self) -> str:
-        return self.command.split()[0]
-
-    @property
-    def options(self) -> dict[str, str]:
-        words = self.command.split()[1:]
-        return dict(zip(words[::2], words[1::2], strict=True))
 
 
 # Shapes and variants of the suite on a CPU are those that two idle cores do in seconds; there TF32 and cuDNN do not exist. The
@@ -70,50 +61,36 @@ ENTRIES: dict[str, Entry] = {
         "optimiser": ("optimiser --steps 10 --variants optax,torch-fused", 8, CPU),
         "optimiser_124m": ("optimiser --problem 124m", 20, ACCELERATOR),
         "precision_124m": (
-            "update --problem 124m-64x192-bf16 --variants jax_grpo,float32,tf32,matmul-float32,matmul-tf32,matmul-bfloat16",
-            40, ACCELERATOR,
+            "update --problem 124m-64x192-bf16 --variants jax_grpo,float32,tf32", 40, ACCELERATOR
         ),
         "remat_124m": (
             "update --problem 124m-64x192-bf16 --variants jax_grpo,remat-matmuls,remat-full,remat-full-chunked-head",
             40, ACCELERATOR,
         ),
         "lm_head": ("lm_head --problem s2 --steps 20", 60, ACCELERATOR),
-        "scaling": ("scaling --over batch,length", 35, CPU),
+        "scaling": ("scaling --variants batch,length", 35, CPU),
         "scaling_all": ("scaling", 60, ACCELERATOR),
     }.items()
 }  # fmt: skip
 FINISHED = "finished"  # of a benchmark's record: it came to its end
-GRACE_S = 5.0  # beyond a benchmark's share before it is ended from outside
 PEERS = ("torch", "TRL", "transformers", "liger", "vllm")  # how variants of other projects begin
-TINY = {"--problem": "tiny", "--steps": "3", "--over": "length"}  # what a dry run puts in the place of these options
+TINY = "--problem tiny --steps 3"  # what a dry run puts in the place of these options
 
 
-def dry(entry: Entry) -> Entry:
-    """The entry on tiny sizes, with the same variants."""
-    options = {} if entry.module.endswith(".scaling") else {"--problem": "tiny"}
-    options |= {name: TINY.get(name, value) for name, value in entry.options.items()}
-    return entry._replace(command=" ".join([entry.module, *(word for pair in options.items() for word in pair)]))
-
-
-def here() -> dict[str, Any]:
+def speeds_here() -> dict[str, Any]:
     """This machine and what it was measured to do; in a process of its own, which frees the device again."""
     record = child_record([sys.executable, "-m", "jax_grpo.bench.machine"], os.environ)
     return machine() if "error" in record else record
 
 
 def run(entry: Entry, file: Path, seconds: float) -> str | None:
-    """Runs a benchmark that adds to the data in `file`; returns why it has no, or not all, results."""
-    command = [sys.executable, "-m", *entry.command.split(), "--json", str(file)]
-    command += ["--seconds", f"{seconds:.0f}", "--resume"]
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as child:
-        try:
-            _, said = child.communicate(timeout=seconds + GRACE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)  # its variants too: they would go on beside the next benchmark
-            return f"stopped after its share of {seconds:.0f} s"
-    return None if child.returncode == 0 else failure(said, child.returncode)
+    """Runs a benchmark that adds to the data in `file`; returns why it could not be run."""
+    module, *words = entry.command.split()
+    try:
+        bench = importlib.import_module(module).BENCH
+        runner.main(bench, [*words, "--json", str(file), "--seconds", f"{seconds:.0f}", "--resume"])
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def complete(record: Mapping[str, Any]) -> bool:
@@ -144,14 +121,10 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, record in results.items():
         lines += [f"## {name}", "", *([record["error"], ""] if "error" in record else [])]
-        variants, fits = record.get("variants"), record.get("exponents", [])
-        if variants or fits:
-            about = record["machine"] | ({} if variants else record)  # a fit has the machine's speeds beside it
-            lines += [f"`{record['command']}`", "", line_of(about), ""]
-        if variants:
+        if variants := record.get("variants"):
             first = next(iter(variants.values()))
-            lines += [HEADER, *(row(variant, values, first) for variant, values in variants.items()), ""]
-        lines += exponent_lines(fits)
+            rows = [row(variant, values, first) for variant, values in variants.items()]
+            lines += [f"`{record['command']}`", "", line_of(record["machine"]), "", HEADER, *rows, ""]
     return "\n".join(lines)
 
 
@@ -166,32 +139,28 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
     names = selected("--only", arguments.only, entries)
     folder = Path(arguments.out)
     (folder / "raw").mkdir(parents=True, exist_ok=True)
-    machine_here = here()
-    kind = "cpu" if machine_here.get("on", "cpu") == "cpu" else "accelerator"
-    started = time.monotonic()  # measuring the machine is no benchmark's time
+    about, started = speeds_here(), time.monotonic()  # measuring the machine is no benchmark's time
+    kind = "cpu" if about.get("on", "cpu") == "cpu" else "accelerator"
     suite = {name: entry for name, entry in entries.items() if kind in entry.machines}
     if arguments.dry_run:
-        suite = {name: dry(entry) for name, entry in entries.items()}
+        suite = {name: entry._replace(command=f"{entry.command} {TINY}") for name, entry in entries.items()}
     files = {name: folder / "raw" / f"{name}.json" for name in suite}
-    if arguments.fresh:
-        for name in suite.keys() & names:
-            files[name].unlink(missing_ok=True)
-    results = {name: record for name, file in files.items() if (record := saved(file)) or name in names}
-    waiting = [name for name, record in results.items() if name in names and not complete(record)]
+    for name in suite.keys() & names if arguments.fresh else ():
+        files[name].unlink(missing_ok=True)
+    waiting = [name for name in suite if name in names and not complete(saved(files[name]))]
     for number, name in enumerate(waiting):
         left_s = 60 * arguments.minutes - (time.monotonic() - started)
         share_s = left_s * suite[name].weight / sum(suite[other].weight for other in waiting[number:])
         reason = run(suite[name], files[name], share_s)
-        results[name] = {key: value for key, value in saved(files[name]).items() if key != "error"}
-        results[name] |= {"error": reason} if reason else {FINISHED: True}
-        save(files[name], results[name])
-        print(f"{name}: {reason or 'done'} ({60 * arguments.minutes - left_s:.0f} s gone at its start)", flush=True)
+        save(files[name], saved(files[name]) | ({"error": reason} if reason else {FINISHED: True}))
+        print(f"{name}: {reason or 'done'} ({60 * arguments.minutes - left_s:.0f} s gone at its start)\n", flush=True)
+    results = {name: record for name, file in files.items() if (record := saved(file))}
     minutes = (time.monotonic() - started) / 60
-    save(folder / "suite.json", {"minutes": minutes, "device": kind, "machine": machine_here})
+    save(folder / "suite.json", {"minutes": minutes, "device": kind, "machine": about})
     text = "A dry run on tiny sizes: no figure here means anything.\n\n" if arguments.dry_run else ""
-    text += f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {line_of(machine_here)}\n\n"
+    text += f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {line_of(about)}\n\n"
     text += "\n".join(peers(results)) + "\n" + table(results) + "\n"
-    text += "".join(f"![{path.stem}]({path.name})\n" for path in save_pictures(results, folder))
+    text += "".join(f"![{path.stem}]({path.name})\n" for path in save_pictures(results, folder, about))
     (folder / "README.md").write_text(text)
     print(f"saved: {folder / 'README.md'}")
 

@@ -12,24 +12,24 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import jax
 
-from jax_grpo.bench.harness import command_of, command_parser, save
+from jax_grpo.bench.records import command_parser, new_record, save
 from jax_grpo.config import load_config
 from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import Checkpoints, abstract, load, restore
-from jax_grpo.run.folder import hardware
 from jax_grpo.trainer import Trainer
 
 WARM_UP = 2  # iterations, the first of which compiles
 ALONE = 3  # saves with nothing beside them, which hardly depend on the machine's load
-CHUNK, HASHED = 1 << 24, 16  # bytes of one plain read, and how many of them are hashed
+CHUNK = 1 << 24  # bytes of one plain read
+MODULE = "jax_grpo.bench.checkpoint"
 
 
 def cold(folder: Path) -> list[Path]:
@@ -42,29 +42,26 @@ def cold(folder: Path) -> list[Path]:
     return paths
 
 
-def read_all(paths: list[Path]) -> int:
-    """Bytes of files that are read one after another and thrown away: what the disk gives at best to one reader."""
-    count, buffer = 0, bytearray(CHUNK)
+def read_all(paths: list[Path]) -> None:
+    """Reads files one after another and throws them away: what the disk gives at best to one reader."""
+    buffer = bytearray(CHUNK)
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            while read := file.readinto(buffer):
-                count += read
-    return count
+            while file.readinto(buffer):
+                pass
 
 
 def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict[str, Any]:
-    """Figures of `pairs` repetitions; see the module."""
+    """Seconds of `pairs` repetitions by what they were spent on: of the clock (`wall_s`), and of all threads (`cpu_s`)."""
     iteration, size = 0, 0
-    wall: dict[str, list[float]] = defaultdict(list)
-    cpu: dict[str, list[float]] = defaultdict(list)
+    wall, cpu = defaultdict(list), defaultdict(list)
 
     @contextlib.contextmanager
     def timed(what: str) -> Iterator[None]:
-        """Notes wall-clock seconds, and CPU seconds of all threads meanwhile, in the kernel too."""
         started, spent = time.perf_counter(), time.process_time()
         yield
         wall[what].append(time.perf_counter() - started)
-        cpu[what].append(time.process_time() - spent)
+        cpu[what].append(time.process_time() - spent)  # in the kernel too
 
     def train(iterations: int, *, saves: bool) -> None:
         """Trains some iterations, with a save at their start if asked; returns when it is on the disk."""
@@ -84,54 +81,42 @@ def measure(trainer: Trainer, folder: Path, window: int, pairs: int) -> dict[str
             with timed("saving" if saves else "plain"):
                 train(window, saves=saves)
         path = files.complete(folder)[-1]
-        paths = cold(path)
+        files_to_read = cold(path)
         with timed("read"):
-            size = read_all(paths)
-        cold(path)
+            read_all(files_to_read)
+        size = sum(file.stat().st_size for file in cold(path))
         with timed("restore"):
             jax.block_until_ready(restore(load(path), abstract(trainer.state)))
-    save_blocks_s = median(wall["blocked"])
     for _ in range(ALONE):
         with timed("alone"):
             train(0, saves=True)
         iteration += 1
     data = bytes(CHUNK)
     with timed("hash"):  # what verifying must cost
-        for _ in range(HASHED):
+        for _ in range(-(-size // CHUNK)):
             hashlib.sha256(data)
+    return {"checkpoint_bytes": size, "window_iterations": window, "wall_s": wall, "cpu_s": cpu}
+
+
+def summary(figures: Mapping[str, Any]) -> str:
+    """The medians in a few lines, and what a save adds to the iterations between two by default."""
+    size, window, every = figures["checkpoint_bytes"], figures["window_iterations"], CheckpointConfig().every
+    wall, cpu = ({what: median(times) for what, times in figures[key].items()} for key in ("wall_s", "cpu_s"))
     # The windows of a pair are neighbours in time, so that a slow stretch of the machine is in both.
-    added = [saving - plain for saving, plain in zip(wall["saving"], wall["plain"], strict=True)]
-    iteration_s, iteration_cpu_s = median(wall["plain"]) / window, median(cpu["plain"]) / window
-    every = CheckpointConfig().every
-    return {
-        "checkpoint_bytes": size,
-        "iteration_s": iteration_s,
-        "window_iterations": window,
-        "windows_plain_s": wall["plain"],
-        "windows_with_a_save_s": wall["saving"],
-        "windows_plain_cpu_s": cpu["plain"],
-        "windows_with_a_save_cpu_s": cpu["saving"],
-        "save_blocks_s": save_blocks_s,
-        "save_adds_s": median(added),
-        "save_adds_each_s": added,
-        "iteration_cpu_s": iteration_cpu_s,
-        "save_alone_s": median(wall["alone"]),
-        "save_alone_cpu_s": median(cpu["alone"]),
-        "default_every": every,
-        "cpu_share_at_default_interval": median(cpu["alone"]) / (every * iteration_cpu_s),
-        "added_share_at_default_interval": median(added) / (every * iteration_s),
-        "read_cold_s": wall["read"],
-        "verify_and_restore_cold_s": wall["restore"],
-        "verify_and_restore_cpu_s": median(cpu["restore"]),
-        "sha256_cpu_s": size * cpu["hash"][0] / (HASHED * CHUNK),
-        "disk_MB_per_s": size / median(wall["read"]) / 1e6,
-        "restore_MB_per_s": size / median(wall["restore"]) / 1e6,
-    }
+    pairs = zip(figures["wall_s"]["saving"], figures["wall_s"]["plain"], strict=True)
+    adds = median(saving - plain for saving, plain in pairs)
+    plain, plain_cpu = wall["plain"] / window, cpu["plain"] / window
+    return (
+        f"{size / 1e6:.0f} MB; an iteration takes {plain:.2f} s ({plain_cpu:.2f} of the CPU)\n"
+        f"a save holds training up for {wall['blocked']:.2f} s, takes {wall['alone']:.2f} s alone and adds {adds:.2f} s: "
+        f"{adds / (every * plain):.1%} of {every} iterations ({cpu['alone'] / (every * plain_cpu):.1%} of their CPU seconds)\n"
+        f"read cold at {size / wall['read'] / 1e6:.0f} MB/s, verified and restored at {size / wall['restore'] / 1e6:.0f} MB/s: "
+        f"{cpu['restore']:.2f} s of the CPU, of which SHA-256 must be {cpu['hash']:.2f}"
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
-    module = "jax_grpo.bench.checkpoint"
-    parser = command_parser(module, __doc__)
+    parser = command_parser(MODULE, __doc__)
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, help="JSON to write; checkpoints go beside it and are removed")
     parser.add_argument("--pairs", type=int, default=3, help="windows with a save, and as many without")
@@ -139,19 +124,13 @@ def main(argv: list[str] | None = None) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     folder = Path(arguments.out).with_suffix(".checkpoints")
     config = load_config(arguments.config, overrides)
+    record = new_record(MODULE, argv, jax=jax.__version__, config=config.model_dump())
     try:
         figures = measure(Trainer(config), folder, arguments.window, arguments.pairs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    record = {"command": command_of(module, argv), "hardware": hardware(), "jax": jax.__version__}
-    save(arguments.out, record | {"load_average": os.getloadavg(), "config": config.model_dump()} | figures)
-    print(
-        f"{figures['checkpoint_bytes'] / 1e6:.0f} MB; iteration {figures['iteration_s']:.2f} s; a save blocks "
-        f"{figures['save_blocks_s']:.2f} s and adds {figures['save_adds_s']:.2f} s: "
-        f"{figures['added_share_at_default_interval']:.1%} at the default interval of {figures['default_every']} "
-        f"({figures['cpu_share_at_default_interval']:.1%} of the CPU seconds); "
-        f"reading {figures['disk_MB_per_s']:.0f} MB/s, verifying and restoring {figures['restore_MB_per_s']:.0f} MB/s"
-    )
+    save(arguments.out, record | figures)
+    print(summary(figures))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,17 @@
 
     python -m jax_grpo.bench.iteration --problem width-128 --json iteration.json
 
-Both start from the same random weights, read the same prompts with GPT-2's tokenizer, and generate completions of full length
-(random weights draw no end of text). Each reward is a function of the text that costs next to nothing. Before anything is timed,
-both compute the loss and the gradient of one and the same batch, which must agree. `jax_grpo` is a run with default settings, its
-LM head among them; the others are extra.
+Both start from the same weights, random or a named model's, read the same prompts with the same tokenizer, and generate
+completions of full length, or nearly (random weights draw no end of text). Each reward is a function of the text that costs next to
+nothing. Before anything is timed, both compute the loss and the gradient of one and the same batch, which must agree. `jax_grpo`
+is a run with default settings, its LM head among them; the others are extra.
 """
 
 import dataclasses
 import itertools
 import json
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,18 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import Prepared, main
 from jax_grpo.bench.machine import finished
-from jax_grpo.bench.problems import Problem, batch_of, bench_of, problem_of
+from jax_grpo.bench.problems import Problem, batch_of
+from jax_grpo.bench.runner import Bench, Prepared, main
 from jax_grpo.config import Config
+from jax_grpo.config.files import weights_directory
 
 PROMPT_TOKENS = 64  # at most; fewer than 49 would be another width, with programs of its own to compile
-LOOKED_AT = 1024  # positions; half of them are of the common width, and a run takes a few each step
+CANDIDATES = 1024  # positions; half of them are of the common width, and a run takes a few each step
 LONGEST = 80  # of all packaged positions
 PROBLEMS = {
     "width-128": Problem(4, 4, 128, 50257, 8, 8, PROMPT_TOKENS, 32),
     "124m": Problem(12, 12, 768, 50257, 2, 4, PROMPT_TOKENS, 32),
     "124m-8x8x144-bf16": Problem(12, 12, 768, 50257, 8, 8, PROMPT_TOKENS, 144, "bfloat16"),
+    "smollm2-135m": Problem(30, 9, 576, 49152, 8, 8, PROMPT_TOKENS, 32, positions=8192, model="smollm2-135m-instruct"),
     "tiny": Problem(1, 2, 16, 50257, 2, 2, PROMPT_TOKENS, 4),
 }
 CHUNKED = {"implementation": "chunked", "chunk_tokens": 256, "chunk_vocab": 8192}
@@ -49,14 +52,14 @@ def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
 
 def prompts(config: Config) -> list[tuple[Any, str]]:
     """Packaged positions whose prompts are of one padded width, and the texts of those prompts."""
-    from jax_grpo.model.tokenizer import Tokenizer
-    from jax_grpo.positions.dataset import read_packaged
+    from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
     from jax_grpo.rollout.generate import padded_length
     from jax_grpo.tasks import make_task
 
+    packaged = config.prompts.model_copy(update={"source": "packaged", "split": "train"})
     task, width = make_task(config.task), padded_length(PROMPT_TOKENS)
-    candidates = [(position, task.prompt(position, 0).text) for position in read_packaged("train")[:LOOKED_AT]]
-    encoded = Tokenizer.load(config.model.tokenizer).encode_batch([text for _, text in candidates])
+    candidates = [(position, task.prompt(position, 0).text) for position in task.read(packaged, 0, None)[:CANDIDATES]]
+    encoded = Tokenizer.load(tokenizer_of(config.model)).encode_batch([text for _, text in candidates])
     return [prompt for prompt, ids in zip(candidates, encoded, strict=True) if padded_length(len(ids)) == width]
 
 
@@ -64,12 +67,12 @@ def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
     import jax
 
     from jax_grpo.batch import Batch
-    from jax_grpo.positions.dataset import PromptDataset
+    from jax_grpo.prompts.dataset import PromptDataset
     from jax_grpo.trainer import Trainer
 
     config = config_of(problem, **sections)
     trainer = Trainer(config)
-    trainer.draws.dataset = PromptDataset([position for position, _ in prompts(config)], config.seed)
+    trainer.prompts.dataset = PromptDataset([position for position, _ in prompts(config)], config.seed)
     metrics: dict[str, float] = {}
     iterations = itertools.count()
 
@@ -82,38 +85,39 @@ def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
     def check(batch: Batch) -> dict[str, Any]:
         """The loss of the batch that the peers have too, by the update that the first iteration has compiled."""
         assert metrics["completion_length/mean"] > 0.95 * problem.completion, "completions are of (nearly) full length"
-        given = batch_of(problem)
+        shared = batch_of(problem)
         on_policy = {"old_logp_BS": batch.old_logp_BS, "sampling_logp_BS": batch.sampling_logp_BS}
-        given = dataclasses.replace(given, mask_BS=given.mask_BS.astype(batch.mask_BS.dtype), **on_policy)
-        ours, expected = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (given, batch))
+        shared = dataclasses.replace(shared, mask_BS=shared.mask_BS.astype(batch.mask_BS.dtype), **on_policy)
+        ours, expected = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (shared, batch))
         assert ours == expected, "prompts of one width, for which the update is compiled"
-        trainer.state, results = trainer.update(trainer.state, given)
+        trainer.state, results = trainer.update(trainer.state, shared)
         return {key: float(results[key]) for key in ("loss", "grad_norm")}
 
     def after() -> dict[str, Any]:
         phases = ("rollout", "reward", "score", "update")
         return {"last_iteration": {f"{phase}_ms": 1e3 * metrics[f"time/{phase}"] for phase in phases}}
 
-    facts = {"dtype": problem.dtype, "device": str(jax.devices()[0]), "lm_head": config.lm_head.model_dump()}
-    return Prepared(step, facts, check, after)
+    return Prepared(step, {"dtype": problem.dtype, "lm_head": config.lm_head.model_dump()}, check, after)
 
 
-def save_for_trl(resolved: str, to: str) -> None:
+def save_for_trl(sizes: str, to: str) -> None:
     """The policy that ours starts from, with its tokenizer, and `prompts.json`: the texts of the positions that it reads."""
-    from jax_grpo.export.tokenizer import save_for_transformers
     from jax_grpo.model.named import load_policy
     from jax_grpo.model.weights import save_hf
 
-    config, folder = config_of(problem_of(resolved)), Path(to)
-    policy = load_policy(config.model, config.seed, 1)
-    save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
-    save_for_transformers(policy.tokenizer, folder, 1024)
+    problem, folder = Problem._make(json.loads(sizes)), Path(to)
+    config = config_of(problem)
+    if problem.model:
+        shutil.copytree(weights_directory(problem.model), folder, dirs_exist_ok=True)
+    else:
+        policy = load_policy(config.model, config.seed, 1)
+        save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
     (folder / "prompts.json").write_text(json.dumps([text for _, text in prompts(config)]))
 
 
-def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared:
+def _trl(problem: Problem, *, head: str) -> Prepared:
     """`GRPOTrainer.train` itself, held after each step by a callback, so that steps can be timed one by one."""
-    from transformers import AutoTokenizer, TrainerCallback
+    from transformers import TrainerCallback
 
     from jax_grpo.bench import trl_peer
 
@@ -121,8 +125,6 @@ def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared
     saving = "import sys; from jax_grpo.bench import iteration; iteration.save_for_trl(*sys.argv[1:])"
     # JAX's memory is not TRL's.
     subprocess.run([sys.executable, "-c", saving, json.dumps(problem), str(folder)], check=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    tokenizer.pad_token = tokenizer.eos_token
     go: queue.SimpleQueue[None] = queue.SimpleQueue()
     # After each step, and with what ended the training.
     done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -133,13 +135,10 @@ def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared
             go.get()
 
     trainer = trl_peer.trainer_of(
-        problem, folder, tokenizer, json.loads((folder / "prompts.json").read_text()), fused_head=fused_head,
+        problem, folder, trl_peer.tokenizer_in(folder), json.loads((folder / "prompts.json").read_text()), head,
         callbacks=[OneByOne()], max_steps=1000, save_strategy="no", logging_strategy="no", disable_tqdm=True,
         learning_rate=config_of(problem).update.learning_rate,
     )  # fmt: skip
-
-    if liger:
-        trl_peer.with_liger(trainer)
 
     def train() -> None:
         go.get()
@@ -164,20 +163,15 @@ def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared
     return Prepared(step, {"dtype": problem.dtype}, check)
 
 
-BENCH = bench_of(
-    "jax_grpo.bench.iteration",
-    __doc__,
-    {
-        "jax_grpo": _jax,
-        "jax_grpo-chunked": partial(_jax, lm_head=CHUNKED),
-        "jax_grpo-chunked-remat": partial(_jax, lm_head=CHUNKED, model={"remat": True}),
-        "TRL": partial(_trl, fused_head=True),
-        "TRL-plain-head": partial(_trl, fused_head=False),
-        "TRL-liger": partial(_trl, fused_head=True, liger=True),
-    },
-    PROBLEMS,
-    {},
-)
+VARIANTS = {
+    "jax_grpo": _jax,
+    "jax_grpo-chunked": partial(_jax, lm_head=CHUNKED),
+    "jax_grpo-chunked-remat": partial(_jax, lm_head=CHUNKED, model={"remat": True}),
+    "TRL": partial(_trl, head="fused"),
+    "TRL-plain-head": partial(_trl, head="plain"),
+    "TRL-liger": partial(_trl, head="liger"),
+}
+BENCH = Bench("jax_grpo.bench.iteration", __doc__, VARIANTS, PROBLEMS, of_json=Problem._make)
 
 if __name__ == "__main__":
     main(BENCH)

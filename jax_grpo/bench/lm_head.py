@@ -1,6 +1,6 @@
 """LM heads: their memory compiled for a GPU, which need not be there; and on a device that is, their time and peak, with peers.
 
-    JAX_PLATFORMS=cpu python -m jax_grpo.bench.lm_head --shape s2 --target rtx4090 --json s2.json
+    python -m jax_grpo.bench.lm_head --shape s2 --target rtx4090 --json s2.json
     python -m jax_grpo.bench.lm_head --shape s2 --target local --json s2.json
 
 A head gives GRPO's clipped loss, summed over tokens and divided by T, and its gradients in hidden states and embedding. Baselines
@@ -8,8 +8,6 @@ are written as trainers write them, and `best` as well as it can be. Peers are P
 linear GRPO loss, which needs a GPU.
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -19,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.bench import harness
-from jax_grpo.bench.harness import Bench, Prepared, torch_device
-from jax_grpo.bench.machine import finished, line_of, machine, milliseconds
+from jax_grpo.bench.machine import finished, milliseconds
 from jax_grpo.bench.problems import ADVANTAGE
-from jax_grpo.config.learning import ObjectiveConfig
+from jax_grpo.bench.runner import Bench, NotHere, Prepared, main, torch_device
+from jax_grpo.config.objectives import Clip
+from jax_grpo.config.sections import VOCAB_MULTIPLE
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import WHOLE, Tiling
@@ -32,25 +30,25 @@ from jax_grpo.memory.dumps import wide_dots
 from jax_grpo.memory.programs import Program
 from jax_grpo.model.flops import BACKWARD
 from jax_grpo.model.flops import head as head_flops
-from jax_grpo.model.layers import VOCAB_MULTIPLE
 from jax_grpo.objective.surrogates import surrogate
 from jax_grpo.system import devices
 
-OBJECTIVE = ObjectiveConfig()
+OBJECTIVE = Clip()
 SEQUENCE = 128  # tokens that share an advantage
 STEPS = 20  # of the problem with half of its tokens masked
-PARAM_DTYPES = ("bfloat16", "float32")
+LOCAL = "local"  # the target that heads run on and are timed
 Rows = dict[str, Any]  # of each token [T]: `targets`, `advantages`, `old_logp` and `mask`, of JAX or of PyTorch
 
 
 class Shape(NamedTuple):
-    """T tokens, H width, V rows of the embedding, of which `vocab_size` are tokens; the dtype that the embedding is stored in."""
+    """T tokens, H width, V rows of the embedding, of which `vocab_size` are tokens, in a dtype; the device compiled for."""
 
     tokens: int
     width: int
     rows: int
     vocab_size: int
-    param_dtype: str = PARAM_DTYPES[0]
+    param_dtype: str = "bfloat16"
+    target: str = LOCAL
 
 
 SHAPES = {
@@ -61,13 +59,11 @@ SHAPES = {
 
 
 def parse_shape(text: str) -> Shape:
-    """A shape by name, or of T,H,V with the embedding padded as the model pads it.
+    """A shape of T,H,V with the embedding padded as the model pads it.
 
     Raises:
-        ValueError: neither; says what was expected.
+        ValueError: it is none; says what was expected.
     """
-    if text in SHAPES:
-        return SHAPES[text]
     try:
         tokens, width, vocab = map(int, text.split(","))
     except ValueError:
@@ -152,21 +148,28 @@ def abstract(shape: Shape) -> tuple[Any, Any, Rows]:
 def arrays(shape: Shape, masked: float) -> dict[str, np.ndarray]:
     """The problem of every implementation, `masked` of its tokens without a loss; logits have standard deviation 2.
 
-    `noise` is what old log-probabilities are off the true ones: 0.3 nats, so that both sides of the clip are met.
+    Old log-probabilities are 0.3 nats and more off the true ones, so that both sides of the clip are met: their log-sum-exps are
+    those of endlessly many normal logits.
     """
     rng, tokens = np.random.default_rng(0), shape.tokens
+    hidden_TH = rng.standard_normal((tokens, shape.width), np.float32)
+    embedding_VH = np.float32(2 / shape.width**0.5) * rng.standard_normal((shape.rows, shape.width), np.float32)
+    targets_T = rng.integers(0, shape.vocab_size, tokens).astype(np.int32)
+    logit_T = np.einsum("th,th->t", hidden_TH, embedding_VH[targets_T])
+    variance_T = 4 / shape.width * np.square(hidden_TH).sum(-1)
+    noise_T = np.float32(0.3) * rng.standard_normal(tokens, np.float32)
     advantages = ADVANTAGE + rng.standard_normal(-(-tokens // SEQUENCE), np.float32)
     return {
-        "hidden": rng.standard_normal((tokens, shape.width), np.float32),
-        "embedding": np.float32(2 / shape.width**0.5) * rng.standard_normal((shape.rows, shape.width), np.float32),
-        "targets": rng.integers(0, shape.vocab_size, tokens).astype(np.int32),
+        "hidden": hidden_TH,
+        "embedding": embedding_VH,
+        "targets": targets_T,
         "advantages": np.repeat(advantages, SEQUENCE)[:tokens],
-        "noise": np.float32(0.3) * rng.standard_normal(tokens, np.float32),
+        "old_logp": (logit_T - np.log(shape.vocab_size) - variance_T / 2 + noise_T).astype(np.float32),
         "mask": (rng.random(tokens) >= masked).astype(np.float32),
     }
 
 
-def _prepared(shape: Shape, device: str, step_with: Callable[[float], Callable[[], Any]], norm: Callable) -> Prepared:
+def _prepared(shape: Shape, step_with: Callable[[float], Callable[[], Any]], norm: Callable) -> Prepared:
     """A variant whose step, made for a share of masked tokens, returns the loss and both gradients; `norm` is theirs."""
 
     def check(result: Any) -> dict[str, float]:
@@ -179,36 +182,54 @@ def _prepared(shape: Shape, device: str, step_with: Callable[[float], Callable[[
         return {"half_masked_ms": statistics.median(milliseconds(step, STEPS))}
 
     flops = (1 + BACKWARD) * head_flops(shape.tokens, shape.width, shape.rows)
-    return Prepared(step_with(0.0), {"dtype": "bfloat16", "device": device, "flops": flops}, check, after)
+    return Prepared(step_with(0.0), {"dtype": "bfloat16", "flops": flops}, check, after)
 
 
-def _jax(name: str, resolved: str) -> Prepared:
-    shape = Shape(*json.loads(resolved))
+def _jax(name: str, shape: Shape) -> Prepared | dict[str, Any]:
+    if shape.target != LOCAL:
+        return _compiled(name, shape)
 
     def step_with(masked: float) -> Callable[[], Any]:
         rows: Rows = {name: jnp.asarray(x) for name, x in arrays(shape, masked).items()}
         hidden_TH = rows.pop("hidden").astype(jnp.bfloat16)
         embedding_VH = rows.pop("embedding").astype(shape.param_dtype)
-        head = jax.jit(partial(LM_HEADS["chunked"], vocab_size=shape.vocab_size, temperature=1.0, tiling=SMALL))
-        rows["old_logp"] = head(hidden_TH[None], embedding_VH, rows["targets"][None])[0][0] + rows.pop("noise")
         return partial(jax.jit(step_of(name, shape)), hidden_TH, embedding_VH, rows)
 
     def norm(gradients: Any) -> jax.Array:
         return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in gradients))
 
-    return _prepared(shape, jax.devices()[0].device_kind, step_with, norm)
+    return _prepared(shape, step_with, norm)
+
+
+def _compiled(name: str, shape: Shape) -> dict[str, Any]:
+    """What a head's loss and gradients need on the target, in bytes, and its kernels; nothing runs."""
+    jax.config.update("jax_platforms", "cpu")  # with a GPU platform asked for, JAX looks for a driver first
+    program = Program(name, jax.jit(step_of(name, shape)), abstract(shape))
+    report = compile_program(shape.target, program, kernels="lm_head")
+    sizes = {size: getattr(report, size) for size in ("arguments", "outputs", "temporaries", "total")}
+    dots = len(wide_dots(report.hlo))
+    notes = [f"{size} {bytes_ / 1e6:.0f} MB" for size, bytes_ in sizes.items()] + [f"{dots} float32 matmuls"]
+    kernel = "{name}: {registers} registers, {spilled} B spilled, {shared} B shared"
+    return sizes | {
+        "device_peak_bytes": report.total,
+        "largest": [[live.size, live.place, live.shape] for live in report.live[:5]],
+        "float32_dots": dots,
+        "kernels": list(map(vars, report.kernels)),
+        "notes": notes + [kernel.format_map(vars(facts)) for facts in report.kernels],
+    }
 
 
 def _torch_plain(shape: Shape, rows: Rows) -> Callable:
     import torch
 
+    from torch_ref.objective import clip
+
     def loss(hidden_TH, embedding_VH):
         logits_TV = hidden_TH @ embedding_VH[: shape.vocab_size].T
         logp_TV = torch.log_softmax(logits_TV.float(), dim=-1)
-        ratio_T = torch.exp(logp_TV.gather(1, rows["targets"][:, None])[:, 0] - rows["old_logp"])
-        bounded_T = ratio_T.clamp(1 - OBJECTIVE.epsilon_low, 1 + OBJECTIVE.epsilon_high)
-        surrogate_T = torch.minimum(ratio_T * rows["advantages"], bounded_T * rows["advantages"])
-        return -(surrogate_T * rows["mask"]).sum() / shape.tokens
+        logp_T = logp_TV.gather(1, rows["targets"][:, None])[:, 0]
+        loss_T = clip(torch.exp(logp_T - rows["old_logp"]), logp_T, rows["advantages"], OBJECTIVE)
+        return (loss_T * rows["mask"]).sum() / shape.tokens
 
     return torch.compile(loss)
 
@@ -231,16 +252,19 @@ def _liger(shape: Shape, rows: Rows) -> Callable:
     return loss
 
 
-def _torch(make: Callable[[Shape, Rows], Callable], resolved: str) -> Prepared:
+def _torch(make: Callable[[Shape, Rows], Callable], shape: Shape) -> Prepared:
     """A head of PyTorch's on the same problem.
 
     Raises:
         ValueError: the tokens are no whole sequences.
         ImportError: the peer is not installed.
+        NotHere: XLA's compiler compiles none of PyTorch's.
     """
     import torch
 
-    shape, device = Shape(*json.loads(resolved)), torch_device()
+    if shape.target != LOCAL:
+        raise NotHere("PyTorch's heads are not compiled for a device that is not here")
+    device = torch_device()
     if shape.tokens % SEQUENCE:
         raise ValueError(f"{shape.tokens} tokens are no multiple of the peers' sequences of {SEQUENCE}")
 
@@ -249,13 +273,6 @@ def _torch(make: Callable[[Shape, Rows], Callable], resolved: str) -> Prepared:
         hidden_TH = rows.pop("hidden").bfloat16().requires_grad_()
         embedding_VH = rows.pop("embedding").to(getattr(torch, shape.param_dtype)).requires_grad_()
         rows["targets"] = rows["targets"].long()
-        with torch.no_grad():
-            weights_HV = embedding_VH[: shape.vocab_size].to(hidden_TH.dtype).T
-            true_logp = [
-                torch.log_softmax((hidden_CH @ weights_HV).float(), -1).gather(1, targets_C[:, None])[:, 0]
-                for hidden_CH, targets_C in zip(hidden_TH.split(1024), rows["targets"].split(1024), strict=True)
-            ]
-            rows["old_logp"] = torch.cat(true_logp) + rows.pop("noise")
         loss = make(shape, rows)
 
         def step() -> Any:
@@ -267,7 +284,7 @@ def _torch(make: Callable[[Shape, Rows], Callable], resolved: str) -> Prepared:
     def norm(gradients: Any) -> Any:
         return torch.stack([x.float().norm() for x in gradients]).norm()
 
-    return _prepared(shape, torch.cuda.get_device_name() if device == "cuda" else "cpu", step_with, norm)
+    return _prepared(shape, step_with, norm)
 
 
 VARIANTS = {name: partial(_jax, name) for name in HEADS} | {
@@ -276,73 +293,8 @@ VARIANTS = {name: partial(_jax, name) for name in HEADS} | {
 }
 
 
-def bench_of(param_dtype: str) -> Bench:
-    """The benchmark of heads whose embedding is stored in that dtype."""
-    problems = {name: f"T {shape.tokens}, H {shape.width}, V {shape.rows}" for name, shape in SHAPES.items()}
-
-    def resolve(text: str) -> str:
-        return json.dumps(parse_shape(text)._replace(param_dtype=param_dtype))
-
-    return Bench("jax_grpo.bench.lm_head", __doc__, VARIANTS, problems, resolve=resolve)
-
-
-BENCH = bench_of(PARAM_DTYPES[0])
-SIZES = ("arguments", "outputs", "temporaries", "total")  # of a compiled head, in bytes
-
-
-def compiled_record(name: str, shape: Shape, target: str) -> dict[str, Any]:
-    """What a head's loss and gradients need on the target; `error` where it cannot be compiled."""
-    try:
-        program = Program(name, jax.jit(step_of(name, shape)), abstract(shape))
-        report = compile_program(target, program, kernels="lm_head")
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-    return {size: getattr(report, size) for size in SIZES} | {
-        "largest": [[live.size, live.place, live.shape] for live in report.live[:5]],
-        "float32_dots": len(wide_dots(report.hlo)),
-        "kernels": [vars(kernel) for kernel in report.kernels],
-    }
-
-
-def compile_all(arguments: argparse.Namespace, shape: Shape, command: str) -> None:
-    """A table of the heads' memory on the target, and the raw data; nothing runs."""
-    jax.config.update("jax_platforms", "cpu")  # with a GPU platform asked for, JAX looks for a driver first
-    names = harness.selected("--variants", arguments.variants, HEADS)
-    about = {"shape": arguments.problem, "target": arguments.target, "param_dtype": arguments.param_dtype}
-    record = about | {"jax": jax.__version__, "machine": machine(), "variants": {}}
-    print(f"# {command}\n# {line_of(record['machine'])}")
-    print(harness.header("head", *(f"{size} MB" for size in SIZES), "float32 matmuls", "kernels"))
-    kernel = "{name} {registers} registers, {spilled} B spilled, {shared} B shared"
-    for name in names:
-        head = record["variants"][name] = compiled_record(name, shape, arguments.target)
-        cells = [head.get("error")]
-        if "error" not in head:
-            kernels = "; ".join(kernel.format_map(facts) for facts in head["kernels"])
-            cells = [*(f"{head[size] / 1e6:.0f}" for size in SIZES), head["float32_dots"], kernels]
-        print(harness.line(name, *cells), flush=True)
-        harness.save(arguments.json, record)
-
-
-def main(argv: list[str] | None = None) -> None:
-    options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--shape", dest="problem", default=argparse.SUPPRESS, help="--problem, or T,H,V")
-    options.add_argument("--implementation", dest="variants", default=argparse.SUPPRESS, help="--variants")
-    targets = [*devices.known(), "local"]
-    options.add_argument("--target", default="local", choices=targets, help="compiled for, or timed")
-    options.add_argument("--param-dtype", default=PARAM_DTYPES[0], choices=PARAM_DTYPES, help="of the embedding")
-    given, _ = options.parse_known_args(argv)
-    bench = bench_of(given.param_dtype)
-    if given.target == "local":
-        harness.main(bench, argv, [options])
-        return
-    parser = harness.parser_of(bench, [options])
-    arguments = parser.parse_args(argv)
-    try:
-        shape = Shape(*json.loads(bench.resolve(arguments.problem)))
-    except ValueError as error:
-        parser.error(str(error))
-    compile_all(arguments, shape, harness.command_of(bench.module, argv))
-
+OPTIONS = {"target": (LOCAL, *devices.known())}
+BENCH = Bench("jax_grpo.bench.lm_head", __doc__, VARIANTS, SHAPES, parse_shape, Shape._make, OPTIONS)
 
 if __name__ == "__main__":
-    main()
+    main(BENCH)

@@ -26,7 +26,7 @@ Step = Callable[[], Any]  # does the work; its result is waited for
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were made on; `allocator`: what the environment says of it, for every variant alike."""
+    """What the numbers were made on; `allocator`: the environment's settings of it, alike for every variant."""
     return {
         "processor": devices.processor(),
         "platform": platform.platform(),
@@ -37,20 +37,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def square() -> int:
-    """Rows of the square matmul whose rate is measured: a GPU needs more of them to be busy."""
-    import jax
-
-    return 2048 if jax.devices()[0].platform == "cpu" else 8192
-
-
 def speeds() -> dict[str, Any]:
     """JAX's device here, its float32 matmul rate in FLOPs a second and its bandwidth in bytes a second."""
     import jax
 
     device = jax.devices()[0]
     about = {"on": device.platform, "device": device.device_kind}
-    return about | {"peak_flops": matmul_rate(square()), "bandwidth": bandwidth()}
+    rows = 2048 if device.platform == "cpu" else 8192  # a GPU needs more of them to be busy
+    return about | {"peak_flops": matmul_rate(rows), "bandwidth": bandwidth()}
 
 
 def matmul_rate(size: int) -> float:
@@ -68,11 +62,11 @@ def bandwidth() -> float:
     """Bytes a second of the fastest of some passes over `PASS_BYTES`."""
     import jax
 
-    add, held = jax.jit(lambda x: x + 1, donate_argnums=0), [jax.numpy.zeros(PASS_BYTES // 4, "float32")]
+    add, passes = jax.jit(lambda x: x + 1, donate_argnums=0), [jax.numpy.zeros(PASS_BYTES // 4, "float32")]
 
     def step() -> Any:
-        held.append(add(held.pop()))
-        return held[-1]
+        passes.append(add(passes.pop()))
+        return passes[-1]
 
     return 2e3 * PASS_BYTES / best_ms(step, SPEED_STEPS)
 

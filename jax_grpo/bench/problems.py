@@ -5,15 +5,14 @@ in `configs/` has that file's sizes and settings, read from it (`CONFIGS`); the 
 peer's process needs of this module imports no JAX: its memory would be charged for it.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_grpo.bench.harness import Bench, Prepared, torch_device
-from jax_grpo.config import Config, load_config
+from jax_grpo.bench.runner import torch_device
+from jax_grpo.config import Config, ConfigError, load_config, require_all_trained
 
 
 class Problem(NamedTuple):
@@ -32,6 +31,7 @@ class Problem(NamedTuple):
     config: str = ""  # the file that the sizes are of
     # Of a mixture of tasks, each one's share of the prompts and its completions' cap; empty: all have C.
     parts: tuple[tuple[float, int], ...] = ()
+    model: str = ""  # what a config calls weights of these sizes, and their tokenizer; empty: random weights
 
     @property
     def rows(self) -> int:
@@ -40,13 +40,14 @@ class Problem(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """As every `GPT2Config` of ours takes them."""
+        """As every `Architecture` of ours takes them."""
         return self.vocabulary, self.layers, self.heads, self.width, self.positions
 
     def __str__(self) -> str:
         mixture = "".join(f"; {share:.0%} of the prompts to {cap}" for share, cap in self.parts)
+        named = f"{self.model}: " if self.model else ""
         return (
-            f"L {self.layers}, H {self.width}, V {self.vocabulary}; {self.prompts} prompts x {self.group} completions, "
+            f"{named}L {self.layers}, H {self.width}, V {self.vocabulary}; {self.prompts} prompts x {self.group} completions, "
             f"{self.prompt} + {self.completion} tokens, {self.dtype}{mixture}"
         )
 
@@ -54,7 +55,6 @@ class Problem(NamedTuple):
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = {"legality": FOLDER / "legality.yaml"}  # problems that are a run's own
 PROBLEMS = {
-    "rook-small-long": Problem(4, 6, 192, 585, 4, 8, 80, 80),
     "124m": Problem(12, 12, 768, 50257, 2, 4, 48, 32),
     "124m-64x192-bf16": Problem(12, 12, 768, 50257, 8, 8, 48, 144, "bfloat16"),
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
@@ -65,52 +65,30 @@ PEER_ROWS = 256  # most completions of a peer's backward pass; 1024 of the legal
 ADVANTAGE = 0.1  # their mean: a loss that cancelled to nothing could not be compared relative to itself
 
 
-def bench_of(
-    module: str,
-    about: str | None,
-    variants: Mapping[str, Callable[[Problem], Prepared]],
-    problems: Mapping[str, Problem] = PROBLEMS,
-    configs: Mapping[str, Path] = CONFIGS,
-) -> Bench:
-    """A benchmark of these problems, those of config files first; without `configs` it takes no config file either.
-
-    A variant's process is given sizes as JSON, so that it need not import what reads them.
-    """
-
-    def resolve(name: str) -> str:
-        file = str(configs.get(name, name))
-        if name not in problems and not (configs and file.endswith(".yaml")):
-            raise ValueError(f"--problem {name!r}: expected one of {', '.join(lines)}")
-        return json.dumps(problems[name] if name in problems else sizes_of(file))
-
-    files = {name: f"the model, the batch and the settings of configs/{file.name}" for name, file in configs.items()}
-    lines = files | {name: str(problem) for name, problem in problems.items()}
-    of_resolved = {name: lambda resolved, run=variant: run(problem_of(resolved)) for name, variant in variants.items()}
-    return Bench(module, about, of_resolved, lines, bool(configs), resolve)
-
-
-def problem_of(resolved: str) -> Problem:
-    """The problem that a benchmark has resolved."""
-    return Problem(*json.loads(resolved))
-
-
 def sizes_of(file: str) -> Problem:
     """The sizes of a run's config; time does not depend on the values of weights. Imports JAX.
 
     Raises:
-        ConfigError: no such file, or no config.
+        ValueError: it is no file of a config.
+        ConfigError: no such file, no config, or one of another family than GPT-2.
     """
+    if not file.endswith(".yaml"):
+        raise ValueError(f"--problem {file!r}: expected one that --help lists, or a run's config (.yaml)")
     from jax_grpo.memory.programs import architecture
-    from jax_grpo.model.tokenizer import Tokenizer
-    from jax_grpo.programs import padded_prompt
+    from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
 
     config = load_config(file, [])
-    sizes, _ = architecture(config.model, Tokenizer.load(config.model.tokenizer))
-    cap, mixture = config.rollout.max_new_tokens, config.task.mixture
-    parts = [(part.share, part.max_new_tokens or cap) for part in mixture.parts.values()] if mixture else []
+    require_all_trained(config, "a benchmark's problem")
+    sizes, _ = architecture(config.model, Tokenizer.load(tokenizer_of(config.model)))
+    if sizes.rope is not None or sizes.inner_size is not None:
+        raise ConfigError(
+            f"{file}: the model is a {sizes.family}; the implementations that are compared here are GPT-2s"
+        )
+    cap, mixture = config.rollout.max_new_tokens, config.task.mixture or {}
+    parts = [(part.share, part.max_new_tokens or cap) for part in mixture.values()]
     return Problem(
         sizes.num_layers, sizes.num_heads, sizes.hidden_size, sizes.vocab_size, config.prompts.per_iteration,
-        config.rollout.group_size, padded_prompt(config), cap, config.model.compute_dtype,
+        config.rollout.group_size, config.padded_prompt(), cap, config.model.compute_dtype,
         sizes.max_position_embeddings, file, tuple(parts),
     )  # fmt: skip
 
@@ -118,7 +96,10 @@ def sizes_of(file: str) -> Problem:
 def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
     """Settings shared by all implementations: a config file's own where the problem is of one; keywords replace some by section."""
     names = ("vocab_size", "num_layers", "num_heads", "hidden_size", "max_position_embeddings")
-    model = dict(zip(names, problem.sizes, strict=True)) | {"compute_dtype": problem.dtype}
+    named = {"weights": problem.model, "tokenizer": problem.model}
+    model = (named if problem.model else dict(zip(names, problem.sizes, strict=True))) | {
+        "compute_dtype": problem.dtype
+    }
     if problem.config:
         own = load_config(problem.config, []).model_dump()
         own["model"] |= model | {"weights": None}
@@ -135,15 +116,18 @@ def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
     return Config.model_validate(own | changed | {"run_dir": "none"})
 
 
-def peer_parts(problem: Problem) -> int:
-    """Backward passes that a peer's step is accumulated over: the fewest that a run may have."""
-    possible = config_of(problem).possible_micro_batches()
-    return next(parts for parts in possible if problem.rows <= parts * PEER_ROWS)
+def peer_parts(config: Config) -> int:
+    """Backward passes that a peer's step is accumulated over: the fewest that a run may have of at most `PEER_ROWS` each."""
+    rows = config.prompts.per_iteration * config.rollout.group_size
+    return next(parts for parts in config.possible_micro_batches() if rows <= parts * PEER_ROWS)
 
 
 def arrays(problem: Problem) -> dict[str, np.ndarray]:
-    """Tokens [P, T] and [P, G, C], advantages [B], old and reference log-probabilities [B, C] near those of random weights."""
-    rng, near = np.random.default_rng(0), -np.log(problem.vocabulary)
+    """Tokens [P, T] and [P, G, C], advantages [B], old and reference log-probabilities [B, C] near those of random weights.
+
+    A trained model's of such tokens are about twice as low; a reference far above them would make the KL term a huge number.
+    """
+    rng, near = np.random.default_rng(0), -np.log(problem.vocabulary) * (2 if problem.model else 1)
 
     def ids(*shape: int) -> np.ndarray:
         return rng.integers(0, problem.vocabulary, shape).astype(np.int32)
@@ -196,16 +180,8 @@ def work_of(problem: Problem) -> Any:
     """What a forward pass of the batch has to do: each prompt once, real tokens only."""
     from jax_grpo.model.flops import completions_work
 
-    data = arrays(problem)
-    return completions_work(np.ones_like(data["prompt"]), np.ones_like(data["completion"]))
-
-
-def flops_of(problem: Problem) -> float:
-    """Model FLOPs of the optimiser step."""
-    from jax_grpo.model.flops import BACKWARD, forward
-    from jax_grpo.model.gpt2 import GPT2Config
-
-    return (1 + BACKWARD) * forward(GPT2Config(*problem.sizes), work_of(problem))
+    completions = (problem.prompts, problem.group, problem.completion)
+    return completions_work(np.ones((problem.prompts, problem.prompt)), np.ones(completions))
 
 
 def batch_of(problem: Problem) -> Any:
@@ -226,16 +202,13 @@ def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
     import jax.numpy as jnp
     from flax import nnx
 
-    from jax_grpo.model.gpt2 import GPT2, GPT2Config
-    from jax_grpo.model.weights import EMBEDDING, hf_name
+    from jax_grpo.model.architecture import Architecture
+    from jax_grpo.model.decoder import Decoder
+    from jax_grpo.model.weights import from_hf
 
-    sizes, dtype = GPT2Config(*problem.sizes), jnp.dtype(problem.dtype)
-    model = nnx.eval_shape(lambda: GPT2(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat))
-    graphdef, abstract = nnx.split(model, nnx.Param)
-    by_name, padding = weights(problem), sizes.padded_vocab_size - sizes.vocab_size
-    by_name[EMBEDDING] = np.pad(by_name[EMBEDDING], ((0, padding), (0, 0)))
-    leaves = [(path, leaf.replace(jnp.asarray(by_name[hf_name(path)]))) for path, leaf in nnx.to_flat_state(abstract)]
-    return graphdef, nnx.from_flat_state(leaves)
+    sizes, dtype = Architecture(*problem.sizes), jnp.dtype(problem.dtype)
+    model = nnx.eval_shape(lambda: Decoder(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat))
+    return nnx.split(model, nnx.Param)[0], from_hf(weights(problem).__getitem__, sizes)
 
 
 def torch_ref_model(problem: Problem) -> Any:

@@ -8,6 +8,8 @@ cache, run with the same library and weights (`floor_ms`: of all tokens). On a G
 device's bandwidth are the floor instead.
 """
 
+import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -16,20 +18,18 @@ from typing import Any
 import numpy as np
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import NotHere, Prepared, main, torch_device
 from jax_grpo.bench.machine import best_ms
-from jax_grpo.bench.problems import FOLDER, Problem, arrays, bench_of, torch_arrays
+from jax_grpo.bench.problems import CONFIGS, FOLDER, Problem, arrays, sizes_of, torch_arrays
+from jax_grpo.bench.runner import Bench, NotHere, Prepared, main, torch_device
 
-CONFIGS = problems.CONFIGS | {"quickstart-mixed": FOLDER / "quickstart_mixed.yaml"}
-# The completions of every second prompt end before the others: tasks mixed in one batch. transformers decodes rows that have ended
-# along with the others, and so do our rows without compaction.
-MIXED = ((0.5, 64), (0.5, 4))
-PROBLEMS = {
+PROBLEMS = CONFIGS | {
+    "quickstart-mixed": FOLDER / "quickstart_mixed.yaml",
     "rook-small-8x8x64": Problem(4, 6, 192, 585, 8, 8, 72, 64),
-    "rook-small-8x8x64-mixed": Problem(4, 6, 192, 585, 8, 8, 72, 64, parts=MIXED),
+    # The completions of every second prompt end before the others: tasks mixed in one batch. transformers decodes rows that have
+    # ended along with the others, and so do our rows without compaction.
+    "rook-small-8x8x64-mixed": Problem(4, 6, 192, 585, 8, 8, 72, 64, parts=((0.5, 64), (0.5, 4))),
     "gpt2-small": Problem(12, 12, 768, 50257, 8, 8, 46, 64),
     "gpt2-small-32": Problem(12, 12, 768, 50257, 8, 8, 46, 32),
-    "gpt2-small-mixed": Problem(12, 12, 768, 50257, 8, 8, 46, 64, parts=MIXED),
     "gpt2-small-64x144-bf16": Problem(12, 12, 768, 50257, 8, 8, 46, 144, "bfloat16"),
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
@@ -41,16 +41,17 @@ def caps(problem: Problem) -> np.ndarray:
     if not problem.parts:
         return np.full(problem.prompts, problem.completion, np.int32)
     share_N, cap_N = map(np.array, zip(*problem.parts, strict=True))
-    given_N, caps_P = np.zeros(len(cap_N)), np.zeros(problem.prompts, np.int32)
-    for number in range(problem.prompts):
-        part = np.argmax((number + 1) * share_N / share_N.sum() - given_N)  # the one that is furthest behind its share
-        given_N[part] += 1
-        caps_P[number] = cap_N[part]
-    return caps_P
+    due_NP = (np.arange(problem.prompts) + 0.5) / share_N[
+        :, None
+    ]  # when each task's prompts are due, as `tasks.interleaved`
+    return cap_N.astype(np.int32)[np.argsort(due_NP, axis=None, kind="stable")[: problem.prompts] // problem.prompts]
 
 
-def _facts(problem: Problem, one_token: Callable[[], Any]) -> dict[str, Any]:
-    return {"tokens": int(caps(problem).sum()) * problem.group, "first_token_ms": best_ms(one_token)}
+def _prepared(problem: Problem, generate: Callable[[int], Any]) -> Prepared:
+    """A variant that generates so many tokens of each row at most."""
+    tokens = int(caps(problem).sum()) * problem.group
+    after = lambda: {"first_token_ms": best_ms(lambda: generate(1))}  # noqa: E731
+    return Prepared(lambda: generate(problem.completion), {"tokens": tokens}, after=after)
 
 
 def decode_floor_ms(problem: Problem, params: Any) -> float:
@@ -83,7 +84,6 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
 
 
 def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
-    import jax
     import jax.numpy as jnp
 
     from jax_grpo.rollout.decoding import DecodingSettings
@@ -96,29 +96,28 @@ def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
     settings = DecodingSettings(
         vocab_size=problem.vocabulary, pad_id=0, sampling=Sampling(), stop_table_SV=never_SV, accept_state=1, compacts=compacts
     )  # fmt: skip
-    count = np.zeros(problem.prompts, np.int32)
+    zeros_P = np.zeros(problem.prompts, np.int32)
+    inputs = (params, ids_PT, jnp.ones_like(ids_PT), zeros_P, zeros_P, 0, jnp.int32(0))
 
-    def program(cap: int) -> Callable[[], Any]:
-        generate = make_generate(graphdef, settings, group_size=problem.group, max_new_tokens=cap)
-        asked = (params, ids_PT, jnp.ones_like(ids_PT), count, count, 0, jnp.int32(0))
-        caps_P = np.minimum(caps(problem), cap)
-        return lambda: generate(*asked, caps_P)
+    @functools.cache
+    def program(cap: int) -> Callable[..., Any]:
+        return make_generate(graphdef, settings, group_size=problem.group, max_new_tokens=cap)
+
+    def generate(cap: int) -> Any:
+        return program(cap)(*inputs, np.minimum(caps(problem), cap))
 
     def check(rollout: Any) -> dict[str, Any]:
         lengths = np.asarray(rollout.completion_mask_PGC).sum(-1)
         assert (lengths == caps(problem)[:, None]).all(), "every completion is of full length"
-        return {"device": str(jax.devices()[0])}
+        return {}
 
     def after() -> dict[str, Any]:
-        facts, floor = _facts(problem, program(1)), decode_floor_ms(problem, params)
-        return facts | {"decode_floor_ms": floor, "floor_ms": floor * facts["tokens"] / problem.rows}
+        floor = decode_floor_ms(problem, params)
+        total = floor * prepared.facts["tokens"] / problem.rows
+        return {**prepared.after(), "decode_floor_ms": floor, "floor_ms": total}
 
-    return Prepared(program(problem.completion), {}, check, after)
-
-
-def _torch(problem: Problem, generate: Callable[[int], Any]) -> Prepared:
-    """A variant that generates so many tokens at most."""
-    return Prepared(lambda: generate(problem.completion), {}, after=lambda: _facts(problem, lambda: generate(1)))
+    prepared = _prepared(problem, generate)
+    return dataclasses.replace(prepared, check=check, after=after)
 
 
 def _transformers(problem: Problem, *, compiled: str | None = None) -> Prepared:
@@ -144,7 +143,7 @@ def _transformers(problem: Problem, *, compiled: str | None = None) -> Prepared:
         assert out.shape == (problem.rows, problem.prompt + cap)
         return out
 
-    return _torch(problem, generate)
+    return _prepared(problem, generate)
 
 
 def _vllm(problem: Problem) -> Prepared:
@@ -168,11 +167,11 @@ def _vllm(problem: Problem) -> Prepared:
 
     def generate(cap: int) -> Any:
         full = SamplingParams(n=problem.group, max_tokens=cap, min_tokens=cap, ignore_eos=True, detokenize=False)
-        made = engine.generate(prompts, full, use_tqdm=False)
-        assert all(len(sample.token_ids) == cap for prompt in made for sample in prompt.outputs)
-        return made
+        outputs = engine.generate(prompts, full, use_tqdm=False)
+        assert all(len(sample.token_ids) == cap for prompt in outputs for sample in prompt.outputs)
+        return outputs
 
-    return _torch(problem, generate)
+    return _prepared(problem, generate)
 
 
 def _torch_ref(problem: Problem) -> Prepared:
@@ -184,25 +183,20 @@ def _torch_ref(problem: Problem) -> Prepared:
     rows = torch_arrays(problem)["prompt"]
     stop = end_of_text(problem.vocabulary - 1, problem.vocabulary, len(rows))
     stop.next_SV.zero_()  # nothing stops
-    given = {"stop": stop, "generator": torch.Generator(torch_device()).manual_seed(0)}
-    return _torch(problem, lambda cap: generate(model, rows, torch.ones_like(rows), max_new_tokens=cap, **given))
+    options = {"stop": stop, "generator": torch.Generator(torch_device()).manual_seed(0)}
+    return _prepared(problem, lambda cap: generate(model, rows, torch.ones_like(rows), max_new_tokens=cap, **options))
 
 
-BENCH = bench_of(
-    "jax_grpo.bench.rollout",
-    __doc__,
-    {
-        "jax_grpo": _jax,
-        "jax_grpo-no-compaction": partial(_jax, compacts=False),
-        "transformers": _transformers,
-        "transformers-static-compiled": partial(_transformers, compiled="default"),
-        "transformers-reduce-overhead": partial(_transformers, compiled="reduce-overhead"),
-        "torch_ref": _torch_ref,
-        "vllm": _vllm,
-    },
-    PROBLEMS,
-    CONFIGS,
-)
+VARIANTS = {
+    "jax_grpo": _jax,
+    "jax_grpo-no-compaction": partial(_jax, compacts=False),
+    "transformers": _transformers,
+    "transformers-static-compiled": partial(_transformers, compiled="default"),
+    "transformers-reduce-overhead": partial(_transformers, compiled="reduce-overhead"),
+    "torch_ref": _torch_ref,
+    "vllm": _vllm,
+}
+BENCH = Bench("jax_grpo.bench.rollout", __doc__, VARIANTS, PROBLEMS, sizes_of, Problem._make)
 
 if __name__ == "__main__":
     main(BENCH)

@@ -2,40 +2,56 @@
 
     python -m jax_grpo.bench.scaling --json scaling.json
 
-One size varies while the others stay. Memory is that of the compiled program's buffers, which is exact; the time is that of
-the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `expected_bytes` for memory.
+A variant varies one size by a factor of 16 while the others stay. Memory is that of the compiled program's buffers, which is exact;
+the time is that of the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `expected_bytes` for memory.
+The suite's pictures are of these points.
 """
 
-import math
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.bench import harness, problems
-from jax_grpo.bench.harness import header, line
-from jax_grpo.bench.machine import machine, milliseconds, speeds
+from jax_grpo.bench import problems
+from jax_grpo.bench.machine import finished, milliseconds
 from jax_grpo.bench.problems import Problem
+from jax_grpo.bench.runner import Bench, main
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import Program, Run, run_of
 from jax_grpo.model import flops
+from jax_grpo.report.pictures import saved_figure
 
-BASE = {"batch": 32, "length": 32, "width": 128, "depth": 2}
-SIZES = {"batch": (8, 32, 128), "length": (8, 32, 128), "width": (32, 128, 512), "depth": (1, 2, 8)}
+FACTORS = (0.25, 1, 4)  # of the size that is varied; none gets below 1
 VOCABULARY, PROMPT, GROUP, HEAD_WIDTH = 1024, 16, 4, 32
 STEPS = 3
-PROGRAMS = ("rollout", "update")
+PROGRAMS = {"rollout": "tab:orange", "update": "tab:blue"}  # and their colours
 FLOAT32 = 4  # bytes
-# What is compared: a cost's name, the point's key, and the key of what it should grow like.
-COSTS = (("time", "min_ms", "flops"), ("memory", "bytes", "expected_bytes"))
+# What is compared: a cost's name, the point's key, the key of what it should grow like, and the unit and scale of a picture.
+COSTS = (("time", "min_ms", "flops", "ms", 1.0), ("memory", "bytes", "expected_bytes", "MB", 1e-6))
+
+
+class Sizes(NamedTuple):
+    """Completions, their tokens, the model's width and its blocks."""
+
+    batch: int
+    length: int
+    width: int
+    depth: int
+
+    def problem(self, longest: int) -> Problem:
+        """A batch of these sizes, for a model with positions for completions of `longest` tokens."""
+        model = (self.depth, max(1, self.width // HEAD_WIDTH), self.width, VOCABULARY)
+        batch = (self.batch // GROUP, GROUP, PROMPT, self.length)
+        return Problem(*model, *batch, positions=PROMPT + longest)
 
 
 def expected_bytes(program: str, run: Run, problem: Problem) -> float:
-    """Bytes of a program in float32 by formula: all that is held, for N parameters.
+    """Bytes of a program in float32 by formula: all arrays of it, for N parameters.
 
         update   4 (4 N + tokens * 16 L H + 2 L heads * scores + 2 V * predicted)
         rollout  4 (N + 2 L H * tokens + 2 V * rows)
@@ -69,34 +85,18 @@ def exponents(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     results = []
     for program, over in dict.fromkeys((p["program"], p["over"]) for p in points):
-        series = [p for p in points if (p["program"], p["over"]) == (program, over)]
+        series = series_of(points, program, over)
         about = {"program": program, "over": over, "sizes": [p["size"] for p in series]}
-        for what, key, formula in COSTS if len(series) > 1 else ():
+        for what, key, formula, *_ in COSTS if len(series) > 1 else ():
             results.append(about | {"what": what, "found": slope(series, key), "expected": slope(series, formula)})
     return results
-
-
-def exponent_lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A Markdown table; empty where there are none."""
-    lines = [header("program", "over", "cost", "exponent found", "by the formula")] if fits else []
-    for fit in fits:
-        span = f"{fit['over']} {fit['sizes'][0]} to {fit['sizes'][-1]}"
-        lines.append(line(fit["program"], span, fit["what"], f"{fit['found']:.2f}", f"{fit['expected']:.2f}"))
-    return [*lines, ""] if fits else []
-
-
-def problem_of(sizes: Mapping[str, int]) -> Problem:
-    """A batch of these sizes; `batch` counts completions, `length` their tokens."""
-    model = (sizes["depth"], max(1, sizes["width"] // HEAD_WIDTH), sizes["width"], VOCABULARY)
-    batch = (sizes["batch"] // GROUP, GROUP, PROMPT, sizes["length"])
-    return Problem(*model, *batch, positions=PROMPT + max(SIZES["length"]))
 
 
 def filled(leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """Small random weights; ones for ids, masks and seeds."""
     if jnp.issubdtype(leaf.dtype, jnp.floating):
-        drawn = np.random.default_rng(0).standard_normal(leaf.shape, np.float32)
-        return jnp.asarray(0.02 * np.abs(drawn), leaf.dtype)  # not negative: second moments are among them
+        normal = np.random.default_rng(0).standard_normal(leaf.shape, np.float32)
+        return jnp.asarray(0.02 * np.abs(normal), leaf.dtype)  # not negative: second moments are among them
     return jnp.ones(leaf.shape, leaf.dtype)
 
 
@@ -110,7 +110,7 @@ def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
         arguments[-1] = jnp.full_like(arguments[-1], problem.completion)  # the caps
 
     def step() -> None:
-        out = jax.block_until_ready(compiled(*arguments))
+        out = finished(compiled(*arguments))
         if rollout:
             assert int(out.completion_mask_PGC.sum(-1).max()) == problem.completion, "the loop goes to the cap"
         else:
@@ -132,42 +132,102 @@ def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = harness.command_parser("jax_grpo.bench.scaling", __doc__)
-    parser.add_argument("--json", metavar="FILE", help="where to write the raw data")
-    parser.add_argument("--over", default=",".join(SIZES), help="sizes to vary")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no size that would not be done by then")
-    parser.add_argument("--resume", action="store_true", help="keep the sizes that --json FILE already has")
-    arguments = parser.parse_args(argv)
-    wanted = [(over, size) for over in harness.selected("--over", arguments.over, SIZES) for size in SIZES[over]]
-    started = time.monotonic()
-    command = harness.command_of("jax_grpo.bench.scaling", argv)
-    record = {"command": command, "machine": machine(), "base": BASE, **speeds()}
-    # Points by sizes, of each program: the base's sizes are among those of every size that is varied, and are measured once.
-    known: dict[tuple[int, ...], dict[str, dict[str, Any]]] = {}
-    for point in harness.saved(arguments.json).get("points", []) if arguments.resume else []:
-        known.setdefault(tuple(point["sizes"].values()), {})[point["program"]] = point
-    points, longest_s = [], 0.0
-    for number, (over, size) in enumerate(wanted):
-        sizes, begun = BASE | {over: size}, time.monotonic()
-        if (key := tuple(sizes.values())) not in known:
-            if begun - started + longest_s > arguments.seconds:
-                left = ", ".join(f"{over} {size}" for over, size in wanted[number:])
-                raise SystemExit(f"{arguments.seconds:.0f} s were too few for {left}")
-            problem = problem_of(sizes)
-            # The task's stop rule is not met by random weights: completions have full length.
-            settings = {"model": {"tokenizer": "chess"}, "task": {"prompt_style": "full"}}
-            run = run_of(problems.config_of(problem, **settings))
-            known[key] = {name: costs(run.program(name), problem, run) for name in PROGRAMS}
-            longest_s = max(longest_s, time.monotonic() - begun)
-        for point in known[key].values():
-            points.append(point | {"sizes": sizes, "over": over, "size": size})
-            cost = f"{point['min_ms']:9.1f} ms {point['bytes'] / 1e6:8.1f} MB"
-            print(f"{point['program']:8} {over:7} {size:4} {cost}", flush=True)
-        record |= {"points": points, "exponents": exponents(points)}
-        harness.save(arguments.json, record)
-    print("\n".join(exponent_lines(record["exponents"])))
+def varied(over: str, base: Sizes) -> dict[str, Any]:
+    """The record of a variant: a point of each program for each size, and the exponents."""
+    points, longest = [], int(FACTORS[-1] * base.length)
+    for size in (max(1, int(factor * getattr(base, over))) for factor in FACTORS):
+        problem = base._replace(**{over: size}).problem(longest)
+        # The task's stop rule is not met by random weights: completions have full length.
+        settings = {"model": {"tokenizer": "chess"}, "task": {"prompt_style": "full"}}
+        run = run_of(problems.config_of(problem, **settings))
+        for name in PROGRAMS:
+            points.append(costs(run.program(name), problem, run) | {"over": over, "size": size})
+    fits = exponents(points)
+    notes = [f"{fit['program']}'s {fit['what']} {fit['found']:.2f} (formula {fit['expected']:.2f})" for fit in fits]
+    return {
+        "points": points,
+        "exponents": fits,
+        "notes": [f"exponents over {points[0]['size']} to {points[-1]['size']}", *notes],
+    }
 
+
+def points_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All points of a saved record."""
+    return [point for variant in record.get("variants", {}).values() for point in variant.get("points", [])]
+
+
+def series_of(points: Sequence[Mapping[str, Any]], program: str, over: str) -> list[Mapping[str, Any]]:
+    """The program's points over one size."""
+    return [point for point in points if (point["program"], point["over"]) == (program, over)]
+
+
+def save_pictures(results: Mapping[str, Mapping[str, Any]], folder: Path, speeds: Mapping[str, Any]) -> list[Path]:
+    """Pictures of the suite's last record that has points, beside the machine's speeds where they were measured; their files."""
+    records = [points for record in results.values() if (points := points_of(record))]
+    if not records:
+        return []
+    files = [folder / f"{name}.png" for name in ("scaling", "throughput", "roofline")]
+    _draw_scaling(records[-1], files[0])
+    _draw_throughput(records[-1], files[1])
+    if "peak_flops" not in speeds:
+        return files[:2]
+    _draw_roofline(records[-1], speeds["peak_flops"], speeds["bandwidth"], files[2])
+    return files
+
+
+def _draw_scaling(points: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Time and memory over each size, both axes logarithmic: a line's slope is the exponent.
+
+    Dashed is what the formulas say, through the middle point: slopes are compared, not heights.
+    """
+    overs = list(dict.fromkeys(point["over"] for point in points))
+    with saved_figure(file, 2, len(overs), (3.4 * len(overs), 6), dpi=110) as (_, panels):
+        for column, over in enumerate(overs):
+            for panel, (_, cost, formula, unit, scale) in zip(panels[:, column], COSTS, strict=True):
+                for program, colour in PROGRAMS.items():
+                    series = series_of(points, program, over)
+                    sizes, middle = [p["size"] for p in series], series[len(series) // 2]
+                    like = [scale * middle[cost] * p[formula] / middle[formula] for p in series]
+                    panel.loglog(sizes, [scale * p[cost] for p in series], "o-", color=colour, label=program)
+                    panel.loglog(sizes, like, "--", color=colour, linewidth=1, alpha=0.6)
+                    panel.set_xticks(sizes, [str(size) for size in sizes])
+                panel.set(xlabel=over, ylabel=unit)
+                panel.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        panels[0][0].legend(frameon=False)
+
+
+def _draw_throughput(points: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Tokens per second against the batch, and bytes against the length of a sequence."""
+    with saved_figure(file, 1, 2, (8, 3.5), dpi=110) as (_, ((left, right),)):
+        for program, colour in PROGRAMS.items():
+            by_batch, by_length = (series_of(points, program, over) for over in ("batch", "length"))
+            rates = [1e3 * p["tokens"] / p["median_ms"] for p in by_batch]
+            left.plot([p["size"] for p in by_batch], rates, "o-", color=colour, label=program)
+            right.plot([p["size"] for p in by_length], [p["bytes"] / 1e6 for p in by_length], "o-", color=colour)
+        left.set(xlabel="completions", ylabel="tokens per second")
+        right.set(xlabel="completion tokens", ylabel="MB, compiled")
+        left.legend(frameon=False)
+
+
+def _draw_roofline(points: Sequence[Mapping[str, Any]], peak: float, bandwidth: float, file: Path) -> None:
+    """FLOPs a second against FLOPs a byte that must be read and written at least, under the measured matmul rate and bandwidth."""
+    with saved_figure(file, 1, 1, (6, 4), dpi=110) as (_, ((panel,),)):
+        for program, colour in PROGRAMS.items():
+            of_program = [p for p in points if p["program"] == program]
+            intensity = [p["flops"] / p["traffic_bytes"] for p in of_program]
+            rates = [1e-6 * p["flops"] / p["median_ms"] for p in of_program]
+            panel.loglog(intensity, rates, "o", color=colour, label=program)
+        lowest, highest = panel.get_xlim()
+        ends = [min(lowest, 0.1), peak / bandwidth, max(highest, 10 * peak / bandwidth)]
+        limits = [1e-9 * min(peak, bandwidth * x) for x in ends]
+        panel.loglog(ends, limits, "k--", linewidth=1, label="measured limits")
+        panel.set(xlabel="FLOPs per byte", ylabel="GFLOP/s")
+        panel.legend(frameon=False)
+
+
+VARIANTS = {over: partial(varied, over) for over in Sizes._fields}
+PROBLEMS = {"small": Sizes(32, 32, 128, 2), "tiny": Sizes(16, 8, 32, 2)}
+BENCH = Bench("jax_grpo.bench.scaling", __doc__, VARIANTS, PROBLEMS, of_json=Sizes._make)
 
 if __name__ == "__main__":
-    main()
+    main(BENCH)

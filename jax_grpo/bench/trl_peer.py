@@ -1,71 +1,83 @@
-"""TRL's trainer as a benchmark's peer: the same loss as ours, with its own fused LM head or without. Imports no JAX.
+"""TRL's trainer as a benchmark's peer: the same loss as ours, with its own fused LM head or another. Imports no JAX.
 
 TRL 1.16 multiplies the KL term by the importance ratio unless `use_bias_correction_kl` is off, which is another loss than the
 plain k3 of this project's configs; and it always scores tokens by its fused head (`add_fused_lm_head`: tiles of logits,
-recomputed in the backward pass), as it came before that by all logits of the completions (`without_fused_head`) or, on request, by
-Liger's loss (`with_liger`).
+recomputed in the backward pass), as it came before that by all logits of the completions (`plain`) or, on request, by Liger's loss
+(`liger`).
 """
 
 import functools
+import time
 import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import AutoTokenizer, StoppingCriteriaList, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import selective_log_softmax_and_entropy
 
-from jax_grpo.bench.harness import torch_device
+from jax_grpo.bench.machine import finished
 from jax_grpo.bench.problems import Problem, config_of, peer_parts, torch_arrays
-from jax_grpo.config import Config
+from jax_grpo.bench.runner import torch_device
+from jax_grpo.bench.trl_settings import trl_settings
 
 LIGER_ROWS = 8  # completions whose logits Liger's loss makes at a time
 
 
-class NotTheSame(ValueError):
-    """The config's loss is none that this peer is given."""
-
-
 def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
-    """TRL's settings for the problem's own config, without those of its optimiser.
+    """TRL's settings for the problem's own config.
 
     Raises:
-        NotTheSame: it has a setting that is not among those translated here.
+        NotTheSame: its loss has a setting that TRL has no counterpart of.
     """
-    config = config_of(problem)
-    plain = Config.model_validate({"iterations": 1, "run_dir": "none", "model": config.model.model_dump()})
-    objective, kl = config.objective, config.kl
-    bounds = {"epsilon_low": objective.epsilon_low, "epsilon_high": objective.epsilon_high}
-    same_objective = objective.model_dump() == plain.objective.model_dump() | bounds
-    if not same_objective or kl.estimator != "k3" or kl.importance_corrected:
-        raise NotTheSame("bench: TRL is compared on `clip`, `dapo` and the plain k3 only")
-    return GRPOConfig(
-        output_dir=str(folder), use_cpu=torch_device() == "cpu", bf16=problem.dtype == "bfloat16",
-        per_device_train_batch_size=problem.rows, num_generations=problem.group, max_completion_length=problem.completion,
-        temperature=config.rollout.temperature, beta=kl.beta, epsilon=objective.epsilon_low,
-        epsilon_high=objective.epsilon_high, loss_type="dapo", use_bias_correction_kl=False, steps_per_generation=1,
-        gradient_checkpointing=False, report_to=[], **more,
-    )  # fmt: skip
+    settings = trl_settings(config_of(problem), whole_run=False) | {
+        "output_dir": str(folder), "use_cpu": torch_device() == "cpu", "report_to": [], "gradient_checkpointing": False,
+        "per_device_train_batch_size": problem.rows, "gradient_accumulation_steps": 1, "steps_per_generation": 1,
+        "num_iterations": 1,
+    }  # fmt: skip
+    return GRPOConfig(**settings | more)
 
 
 def trainer_of(
-    problem: Problem, folder: Path, tokenizer: Any, prompts: list[str], fused_head: bool, callbacks=None, **more
+    problem: Problem, folder: Path, tokenizer: Any, prompts: list[str], head: str, callbacks=None, **more: Any
 ) -> Any:
     """TRL's trainer of the model in the folder, with a reward of the text that costs next to nothing.
 
-    Policy and reference score tokens by TRL's fused head, or by all logits; `more` is for `GRPOConfig`.
+    Tokens are scored by TRL's `fused` head, by a `plain` one, or by Liger's loss; `more` is for `GRPOConfig`.
     """
     trainer = GRPOTrainer(
         model=str(folder), args=arguments_of(problem, folder, **more), processing_class=tokenizer, callbacks=callbacks,
         reward_funcs=lambda completions, **_: [len(set(text)) / 100 for text in completions],
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        train_dataset=dataset(prompts),
     )  # fmt: skip
-    for model in () if fused_head else (trainer.model, trainer.ref_model):
-        if model is not None:
-            without_fused_head(model, trainer.temperature)
+    if head == "plain":
+        change_models(trainer, functools.partial(_without_fused_head, temperature=trainer.temperature))
+    if head == "liger":
+        _with_liger(trainer)
     return trainer
+
+
+def tokenizer_in(folder: Path) -> Any:
+    """The tokenizer of a Hugging Face folder, which pads before the prompts with end-of-text."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def dataset(prompts: list[str]) -> Dataset:
+    """The prompts as TRL reads them, each with its number as `row`."""
+    return Dataset.from_dict({"prompt": prompts, "row": list(range(len(prompts)))})
+
+
+def change_models(trainer: Any, change: Callable[[Any], None]) -> None:
+    """Changes the trainer's model and, where it has one, its reference."""
+    for model in (trainer.model, trainer.ref_model):
+        if model is not None:
+            change(model)
 
 
 def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
@@ -80,7 +92,7 @@ def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
         whole["old_per_token_logps"] = data["old_logp"]
     return [
         {key: x[rows] for key, x in whole.items()} | {"num_items_in_batch": mask.sum()}
-        for rows in torch.arange(problem.rows).tensor_split(peer_parts(problem))
+        for rows in torch.arange(problem.rows).tensor_split(peer_parts(config_of(problem)))
     ]
 
 
@@ -97,7 +109,75 @@ def backward(trainer: Any, problem: Problem, micro_batches: list[dict[str, Any]]
     return {"loss": loss, "grad_norm": float(norm)}
 
 
-def with_liger(trainer: Any) -> None:
+class StoppingTrainer(GRPOTrainer):
+    """TRL's, with our learning rates by optimiser step, and completions that end where the task's stop rule ends them."""
+
+    def __init__(self, *, rates: Sequence[float], stop: Any, **options: Any):
+        super().__init__(**options)
+        self._rates, self._stop = rates, stop
+        model: Any = self.model
+        generate = model.generate
+
+        @functools.wraps(generate)
+        def generate_until_stop(*arguments: Any, **options: Any) -> Any:
+            return generate(*arguments, stopping_criteria=StoppingCriteriaList([stop.criterion()]), **options)
+
+        model.generate = generate_until_stop
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        of: Any = optimizer or self.optimizer
+        peak, last = self.args.learning_rate, len(self._rates) - 1
+        # Called once more after the last step.
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of, lambda step: self._rates[min(step, last)] / peak)
+        return self.lr_scheduler
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+        completion_ids, logprobs = super()._generate_single_turn(*arguments, **options)
+        return [self._stop.cut(ids) for ids in completion_ids], logprobs
+
+
+class Clock(TrainerCallback):
+    """Times the iterations, and saves the weights before the first, after every so many, and after the last."""
+
+    def __init__(self, weights: Path, every: int):
+        self.iterations: list[int] = []  # after which weights were saved
+        self.seconds: list[float] = []  # of training until then
+        self.rates: list[float] = []
+        self._weights, self._every, self._since = weights, every, 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._save(0, 0.0, parts["model"])
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self.rates.append(parts["optimizer"].param_groups[0]["lr"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        iteration, rest = divmod(state.global_step, args.num_iterations)
+        if rest == 0 and (iteration % self._every == 0 or state.global_step == state.max_steps):
+            finished(None)
+            self._save(iteration, self.seconds[-1] + time.perf_counter() - self._since, parts["model"])
+
+    def _save(self, iteration: int, seconds: float, model: Any) -> None:
+        model.save_pretrained(self._weights / f"{iteration:06d}")
+        self.iterations.append(iteration)
+        self.seconds.append(seconds)
+        self._since = time.perf_counter()
+
+
+def count_real_tokens(model: Any) -> None:
+    """Gives every forward pass that names no positions those that padding does not count for."""
+    forward_of = model.forward  # not its class's: TRL has put its fused head on the model itself
+
+    @functools.wraps(forward_of)  # `generate` looks at its arguments
+    def forward(*args: Any, attention_mask: Any = None, position_ids: Any = None, **more: Any) -> Any:
+        if position_ids is None and attention_mask is not None:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        return forward_of(*args, attention_mask=attention_mask, position_ids=position_ids, **more)
+
+    model.forward = forward
+
+
+def _with_liger(trainer: Any) -> None:
     """Puts Liger's fused linear GRPO loss in the place of TRL's head and loss, and on a GPU its layer norms into the model.
 
     So TRL had it until it got a fused head of its own; what `use_liger_kernel` still does there knows no GPT-2.
@@ -109,11 +189,11 @@ def with_liger(trainer: Any) -> None:
 
     from torch_ref.options import use_liger
 
-    given = trainer.args
-    dtype = torch.bfloat16 if given.bf16 else torch.float32
+    config = trainer.args
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
     head = LigerFusedLinearGRPOLoss(
-        beta=given.beta, use_ref_model=given.beta > 0, loss_type="dapo", temperature=given.temperature,
-        epsilon_low=given.epsilon, epsilon_high=given.epsilon_high, chunk_size=LIGER_ROWS,
+        beta=config.beta, use_ref_model=config.beta > 0, loss_type=config.loss_type, temperature=config.temperature,
+        epsilon_low=config.epsilon, epsilon_high=config.epsilon_high, chunk_size=LIGER_ROWS,
     )  # fmt: skip
     if torch_device() != "cpu":
         use_liger(trainer.model)
@@ -121,7 +201,7 @@ def with_liger(trainer: Any) -> None:
     def loss(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         ids, mask = (torch.cat([inputs[f"prompt_{what}"], inputs[f"completion_{what}"]], 1) for what in ("ids", "mask"))
         completion = inputs["completion_ids"].shape[1]
-        with torch.autocast(torch_device(), torch.bfloat16, enabled=given.bf16):
+        with torch.autocast(torch_device(), torch.bfloat16, enabled=config.bf16):
             hidden = model.transformer(input_ids=ids, attention_mask=mask).last_hidden_state[:, -completion - 1 : -1]
         return head(
             _input=hidden.to(dtype), lin_weight=model.lm_head.weight.to(dtype),
@@ -133,7 +213,7 @@ def with_liger(trainer: Any) -> None:
     trainer._compute_loss = loss
 
 
-def without_fused_head(model: Any, temperature: float) -> None:
+def _without_fused_head(model: Any, temperature: float) -> None:
     """Has the model score tokens from all logits of the completions, by TRL's own functions, instead of by its fused head."""
     forward_of = type(model).forward
 

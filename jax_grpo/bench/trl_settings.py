@@ -7,45 +7,40 @@ else by it, docs/trl_differences.md says what; those that act in a whole run are
 from collections.abc import Iterator
 from typing import Any
 
-from jax_grpo.bench.problems import PEER_ROWS
-from jax_grpo.config import Config
+from jax_grpo.bench.problems import peer_parts
+from jax_grpo.config import Config, trl_names
+from jax_grpo.config.loading import settings
 
-# Our token loss and aggregation, and what TRL calls the two.
-LOSS_TYPES = {("clip", name): name for name in ("grpo", "bnpo", "dapo", "dr_grpo", "luspo")}
-LOSS_TYPES |= {("cispo", "dapo"): "cispo", ("sapo", "grpo"): "sapo", ("vespo", "dapo"): "vespo"}
+# What TRL calls our token loss and aggregation.
+LOSS_TYPES = {ours: theirs for theirs, ours in trl_names.LOSS_TYPES.items()}
+# Settings of which TRL has our default and no other value, by the reason.
+DEFAULT_ALONE = {
+    "TRL's master weights are float32": "model.param_dtype",
+    "only plain sampling is the same in both": "rollout.top_k rollout.top_p rollout.min_p",
+    "transformers counts the prompt's tokens too": "rollout.repetition_penalty",
+    "TRL has none": "prompts.curriculum rollout.refill advantage.pass_at_k advantage.clip kl.guardrail",
+    "TRL has the group's mean": "advantage.baseline",
+    "TRL is given the weighted sum as one reward": "advantage.components",
+    "TRL takes the quantile of each micro-batch": "objective.entropy_quantile",
+    "TRL calls every completion cut that does not end with end-of-text": "objective.mask_truncated",
+    "TRL is given the task's reward alone": "objective.overlong_penalty",
+    "TRL corrects vLLM's samples alone": "objective.mismatch_cap objective.mismatch_floor objective.mismatch_mode",
+    "TRL has the plain k3 only": "kl.estimator",
+    "TRL has no other": "kl.reference_dtype",
+    "TRL's beta is constant": "kl.adaptive",
+    "TRL mixes completions, not groups, and divides by the tokens of all steps": "update.minibatches",
+    "TRL is run on one device": "mesh.data mesh.fsdp mesh.tensor",
+    "TRL is run as one process": "mesh.coordinator",
+    "PyTorch's AdamW has no other": "update.first_moment_dtype",
+}
+DEFAULTS = {key: field.default for key, field in settings(Config)}
 # Values that TRL has too, by setting, and why no other one.
-ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+ONLY = {key: ((DEFAULTS[key],), why) for why, keys in DEFAULT_ALONE.items() for key in keys.split()} | {
     "task.name": (("policy",), "the reward that TRL is given is the policy task's"),
     "model.compute_dtype": (("float32", "bfloat16"), "TRL trains in no other"),
-    "model.param_dtype": (("float32",), "TRL's master weights are float32"),
-    "rollout.top_k": ((0,), "only plain sampling is the same in both"),
-    "rollout.top_p": ((1.0,), "only plain sampling is the same in both"),
-    "rollout.min_p": ((0.0,), "only plain sampling is the same in both"),
-    "rollout.repetition_penalty": ((1.0,), "transformers counts the prompt's tokens too"),
-    "prompts.curriculum": ((None,), "TRL has none"),
-    "rollout.refill": ((None,), "TRL has none"),
-    "advantage.baseline": (("mean",), "TRL has the group's mean"),
-    "advantage.pass_at_k": ((None,), "TRL has none"),
     "advantage.scale": (("none", "group", "batch"), "TRL has no other"),
-    "advantage.clip": ((None,), "TRL has none"),
-    "advantage.components": (("sum_first",), "TRL is given the weighted sum as one reward"),
-    "objective.entropy_quantile": ((0.0,), "TRL takes the quantile of each micro-batch"),
-    "objective.mask_truncated": ((False,), "TRL calls every completion cut that does not end with end-of-text"),
-    "objective.overlong_penalty": ((None,), "TRL is given the task's reward alone"),
-    "objective.mismatch_cap": ((None,), "TRL corrects vLLM's samples alone"),
-    "objective.mismatch_floor": ((None,), "TRL corrects vLLM's samples alone"),
-    "objective.mismatch_mode": (("token_truncate",), "TRL corrects vLLM's samples alone"),
-    "kl.estimator": (("k3",), "TRL has no other"),
-    "kl.reference_dtype": (("parameters",), "TRL has no other"),
-    "kl.adaptive": ((False,), "TRL's beta is constant"),
-    "kl.guardrail": (("log",), "TRL has none"),
-    "update.minibatches": ((1,), "TRL mixes completions, not groups, and divides by the tokens of all steps"),
-    "mesh.data": ((1,), "TRL is run on one device"),
-    "mesh.fsdp": ((1,), "TRL is run on one device"),
-    "mesh.tensor": ((1,), "TRL is run on one device"),
-    "mesh.coordinator": ((None,), "TRL is run as one process"),
-    "update.first_moment_dtype": (("parameters",), "PyTorch's AdamW has no other"),
 }
+OF_A_LOSS = ("objective.", "kl.estimator")  # beginnings of those that a single loss depends on
 
 
 class NotTheSame(ValueError):
@@ -58,17 +53,11 @@ def value_of(config: Config, key: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
-def accumulated(config: Config) -> int:
-    """Backward passes of TRL's optimiser step: the fewest of at most `PEER_ROWS` completions each."""
-    rows = config.prompts.per_iteration * config.rollout.group_size
-    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows <= parts * PEER_ROWS)
-
-
-def _refusals(config: Config) -> Iterator[str]:
+def _refusals(config: Config, whole_run: bool) -> Iterator[str]:
     for key, (values, why) in ONLY.items():
-        if (value := value_of(config, key)) not in values:
+        if (value := value_of(config, key)) not in values and (whole_run or key.startswith(OF_A_LOSS)):
             yield f"{key} {value}: {why}; expected {' or '.join(map(str, values))}"
-    objective, parts = config.objective, accumulated(config)
+    objective, parts = config.objective, peer_parts(config)
     if (objective.name, objective.aggregation) not in LOSS_TYPES:
         known = ", ".join(f"{name} with {aggregation}" for name, aggregation in LOSS_TYPES)
         yield f"objective.name {objective.name} with objective.aggregation {objective.aggregation}: expected {known}"
@@ -76,65 +65,49 @@ def _refusals(config: Config) -> Iterator[str]:
         yield f"objective.aggregation bnpo: TRL takes it of each of the {parts} micro-batches; expected another one"
 
 
-def require_same(config: Config) -> None:
-    """Refuses a config that TRL cannot be given.
+def require_same(config: Config, *, whole_run: bool = True) -> None:
+    """Refuses a config that TRL cannot be given, for a whole run or for its loss alone.
 
     Raises:
         NotTheSame: lists every setting without a counterpart, its value and what was expected.
     """
-    if refusals := list(_refusals(config)):
+    if refusals := list(_refusals(config, whole_run)):
         raise NotTheSame("TRL cannot be given this config: " + "; ".join(refusals))
 
 
-def trl_settings(config: Config) -> dict[str, Any]:
+def trl_settings(config: Config, *, whole_run: bool = True) -> dict[str, Any]:
     """Keywords of `GRPOConfig`; not among them: the schedule and what ends a completion, which `trl_training` gives TRL itself.
 
     Raises:
         NotTheSame: see `require_same`.
     """
-    require_same(config)
-    objective, kl, update, rollout = config.objective, config.kl, config.update, config.rollout
-    parts = accumulated(config)
-    rows = config.prompts.per_iteration * rollout.group_size
-    return {
-        "per_device_train_batch_size": rows // parts,
-        "gradient_accumulation_steps": parts,
-        "steps_per_generation": parts,
-        "num_generations": rollout.group_size,
-        "num_iterations": update.epochs,
-        "max_steps": config.iterations * update.epochs,
-        "max_completion_length": rollout.max_new_tokens,
-        "temperature": rollout.temperature,
+    require_same(config, whole_run=whole_run)
+    parts = peer_parts(config)
+    own = {
+        f"{section}.{key}": value
+        for section in ("rollout", "objective", "kl", "update")
+        for key, value in getattr(config, section)
+        if f"{section}.{key}" not in ONLY
+    }
+    same = {name: own[key] for name, key in trl_names.SAME.items() if key in own}
+    for key, (names, _) in trl_names.PAIRS.items():
+        same |= zip(names, own.get(key, ()), strict=False)
+    return same | {
+        trl_names.BATCH: config.prompts.per_iteration * config.rollout.group_size // parts,
+        trl_names.PARTS: parts,
+        trl_names.GENERATION: parts,
+        "max_steps": config.iterations * config.update.epochs,
         "scale_rewards": config.advantage.scale,
-        "loss_type": LOSS_TYPES[objective.name, objective.aggregation],
-        "importance_sampling_level": objective.importance_level,
-        "epsilon": objective.epsilon_low,
-        "epsilon_high": objective.epsilon_high,
-        "delta": objective.delta,
-        "sapo_temperature_pos": objective.tau_pos,
-        "sapo_temperature_neg": objective.tau_neg,
-        "vespo_k_pos": objective.vespo_k_pos,
-        "vespo_lambda_pos": objective.vespo_lambda_pos,
-        "vespo_k_neg": objective.vespo_k_neg,
-        "vespo_lambda_neg": objective.vespo_lambda_neg,
-        "entropy_coef": objective.entropy_coefficient,
-        "use_adaptive_entropy": objective.entropy_target is not None,
-        "entropy_target": objective.entropy_target or 0.0,
-        "entropy_coef_delta": objective.entropy_step,
-        "entropy_coef_min": objective.entropy_coefficient_min,
-        "entropy_coef_max": objective.entropy_coefficient_max,
-        "beta": kl.beta,
-        "use_bias_correction_kl": kl.importance_corrected,
-        "sync_ref_model": kl.reference_every is not None,
-        "ref_model_sync_steps": kl.reference_every or 1,
-        "ref_model_mixup_alpha": kl.reference_mix,
-        "learning_rate": update.learning_rate,
-        "weight_decay": update.weight_decay,
-        "adam_beta1": update.beta1,
-        "adam_beta2": update.beta2,
-        "adam_epsilon": update.epsilon,
-        "max_grad_norm": update.max_grad_norm,
-        "gradient_checkpointing": config.model.remat,
+        "loss_type": LOSS_TYPES[config.objective.name, config.objective.aggregation],
+        "use_adaptive_entropy": config.objective.entropy_target is not None,
+        "entropy_target": config.objective.entropy_target or 0.0,
+        "entropy_coef_delta": config.objective.entropy_step,
+        "entropy_coef_min": config.objective.entropy_bounds[0],
+        "entropy_coef_max": config.objective.entropy_bounds[1],
+        "sync_ref_model": config.kl.reference_every is not None,
+        "ref_model_sync_steps": config.kl.reference_every or 1,
+        "ref_model_mixup_alpha": config.kl.reference_mix,
+        "gradient_checkpointing": bool(config.model.remat),
         "bf16": config.model.compute_dtype == "bfloat16",
         "seed": config.seed,
     }
@@ -145,6 +118,6 @@ def differences(config: Config) -> list[str]:
     sentences = [
         "TRL's training pass counts the padding before a prompt as positions (peer TRL-positions: it does not)"
     ]
-    if config.objective.has_bonus and accumulated(config) > 1:
+    if config.objective.has_bonus and peer_parts(config) > 1:
         sentences.append("TRL's entropy bonus is a mean of each micro-batch's tokens, then over micro-batches")
     return sentences

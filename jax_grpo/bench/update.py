@@ -5,8 +5,8 @@
 Every implementation starts from the same weights; loss and gradient norm of its first step must be those of the first variant,
 before anything is timed. `torch_ref-flash` is compiled with TF32 and flash attention; `TRL-liger` has Liger's fused loss and layer
 norms. `jax_grpo` is a run's own update, with the LM head and the settings of its config; the others are extra: what recomputing
-blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are kept), and the step and its matmuls in float32, in TF32 where
-the device has it, and in bfloat16.
+blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are stored), and the step in float32, in TF32 where the device has
+it, and in bfloat16.
 """
 
 import tempfile
@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.harness import NotHere, Prepared, main, torch_device
-from jax_grpo.bench.machine import finished, square
-from jax_grpo.bench.problems import Problem, config_of, peer_parts
+from jax_grpo.bench.machine import finished
+from jax_grpo.bench.problems import CONFIGS, PROBLEMS, Problem, config_of, peer_parts, sizes_of
+from jax_grpo.bench.runner import Bench, NotHere, Prepared, main, torch_device
 
-MICRO_BATCHES = 4
 CHUNKED = {"implementation": "chunked"}
-REMAT = {"remat": True, "remat_keeps": "nothing"}
-# What matmuls are computed in: the dtype of the step, and the precision that JAX is asked for.
+# The dtype of the step, and the precision of matmuls that JAX is asked for.
 PRECISIONS = {"float32": ("float32", "highest"), "tf32": ("float32", "default"), "bfloat16": ("bfloat16", "default")}
 
 
@@ -33,7 +31,13 @@ def _prepared(problem: Problem, step: Callable[[], Mapping[str, Any]], **facts: 
     def check(metrics: Mapping[str, Any]) -> dict[str, float]:
         return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
 
-    return Prepared(step, {"dtype": problem.dtype} | facts, check, lambda: {"flops": problems.flops_of(problem)})
+    def after() -> dict[str, float]:
+        from jax_grpo.model.architecture import Architecture
+        from jax_grpo.model.flops import BACKWARD, forward
+
+        return {"flops": (1 + BACKWARD) * forward(Architecture(*problem.sizes), problems.work_of(problem))}
+
+    return Prepared(step, {"dtype": problem.dtype} | facts, check, after)
 
 
 def jax_parts(problem: Problem, **sections: Mapping[str, Any]):
@@ -47,45 +51,29 @@ def jax_parts(problem: Problem, **sections: Mapping[str, Any]):
     return *problems.model_of(problem, config.model.recomputed), problems.batch_of(problem), config
 
 
-def jax_step(problem: Problem, *, matmuls: str | None = None, **sections: Mapping[str, Any]) -> Prepared:
-    """This project's step, its matmuls as one of `PRECISIONS` if asked, with some of the problem's settings replaced by section."""
+def _jax(problem: Problem, *, matmuls: str | None = None, **sections: Mapping[str, Any]) -> Prepared:
+    """This project's step, computed as one of `PRECISIONS` if asked, with some of the problem's settings replaced by section."""
     import jax
 
     from jax_grpo.update import init_state, make_update
 
     if matmuls:
-        problem = problem._replace(dtype=_computes_in(matmuls))
+        dtype, precision = PRECISIONS[matmuls]
+        problem = problem._replace(dtype=dtype)
+        jax.config.update("jax_default_matmul_precision", precision)
     graphdef, params, batch, config = jax_parts(problem, **sections)
-    update = make_update(graphdef, config, config.optimizer_steps())
-    held = {"state": init_state(params, config)}
+    update = make_update(graphdef, config.learning())
+    state = init_state(params, config.learning())
     del params
 
     def step() -> Mapping[str, Any]:
-        held["state"], metrics = update(held["state"], batch)
-        finished(held["state"])
+        nonlocal state
+        state, metrics = update(state, batch)
+        finished(state)
         return metrics
 
-    return _prepared(
-        problem, step, dtype=matmuls or problem.dtype, device=jax.devices()[0].device_kind,
-        lm_head=config.lm_head.model_dump(), micro_batches=config.update.parts,
-    )  # fmt: skip
-
-
-def _computes_in(matmuls: str) -> str:
-    """The dtype of a computation with such matmuls, which JAX is asked for from here on."""
-    import jax
-
-    dtype, precision = PRECISIONS[matmuls]
-    jax.config.update("jax_default_matmul_precision", precision)
-    return dtype
-
-
-def _matmul(_: Problem, *, matmuls: str) -> Prepared:
-    import jax
-
-    size = square()
-    ones, multiply = jax.numpy.ones((size, size), _computes_in(matmuls)), jax.jit(jax.numpy.matmul)
-    return Prepared(lambda: multiply(ones, ones), {"flops": 2 * size**3, "rows": size})
+    head, parts = config.lm_head.model_dump(), config.update.parts
+    return _prepared(problem, step, dtype=matmuls or problem.dtype, lm_head=head, micro_batches=parts)
 
 
 def _torch_ref(problem: Problem, *, compiled: bool, flash: bool = False) -> Prepared:
@@ -107,22 +95,24 @@ def _torch_ref(problem: Problem, *, compiled: bool, flash: bool = False) -> Prep
     model.unpadded = flash
     if compiled:
         model.compile()
-    parts = max(peer_parts(problem), config_of(problem).update.parts)
+    config = config_of(problem)
+    parts = max(peer_parts(config), config.update.parts)
     config, data = config_of(problem, update={"micro_batches": parts}), problems.torch_arrays(problem)
     ids_BT = torch.cat([data["prompt"], data["completion"]], 1)
     of_completions = (torch.ones_like(data["old_logp"]), data["old_logp"], data["ref_logp"])
     mask_BT, *logps_BT = (torch.nn.functional.pad(x_BC, (problem.prompt, 0)) for x_BC in of_completions)
     batch = Batch(ids_BT, torch.ones_like(ids_BT), mask_BT, data["advantages"], *logps_BT)
-    state = start(model, config, "fused")
+    learning = config.learning()
+    state = start(model, learning, "fused")
 
     def step() -> Mapping[str, Any]:
         with computing(how):
-            return optimiser_step(state, batch, config)
+            return optimiser_step(state, batch, learning)
 
-    return _prepared(problem, step, device=torch_device(), micro_batches=parts, tf32=how.tf32, sdpa=how.sdpa)
+    return _prepared(problem, step, micro_batches=parts, tf32=how.tf32, sdpa=how.sdpa)
 
 
-def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared:
+def _trl(problem: Problem, *, head: str) -> Prepared:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -135,10 +125,8 @@ def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words, eos_token="w1", pad_token="w2", unk_token="w0", padding_side="left"
     )
-    trainer = trl_peer.trainer_of(problem, folder, tokenizer, ["w3"] * problem.rows, fused_head=fused_head)
+    trainer = trl_peer.trainer_of(problem, folder, tokenizer, ["w3"] * problem.rows, head)
     micro_batches = trl_peer.inputs_of(problem, off_policy=True)
-    if liger:
-        trl_peer.with_liger(trainer)
     trainer.model.train()
     optimiser = build_optimiser(trainer.model, config_of(problem).update, "fused")
 
@@ -148,30 +136,25 @@ def _trl(problem: Problem, *, fused_head: bool, liger: bool = False) -> Prepared
         optimiser.zero_grad()
         return metrics
 
-    return _prepared(problem, step, device=torch_device(), micro_batches=len(micro_batches))
+    return _prepared(problem, step, micro_batches=len(micro_batches))
 
 
-BENCH = problems.bench_of(
-    "jax_grpo.bench.update",
-    __doc__,
-    {
-        "jax_grpo": jax_step,
-        "jax_grpo-chunked": partial(jax_step, lm_head=CHUNKED),
-        "jax_grpo-micro-batches": partial(jax_step, update={"micro_batches": MICRO_BATCHES}),
-        "torch_ref": partial(_torch_ref, compiled=False),
-        "torch_ref-compiled": partial(_torch_ref, compiled=True),
-        "torch_ref-flash": partial(_torch_ref, compiled=True, flash=True),
-        "TRL": partial(_trl, fused_head=True),
-        "TRL-plain-head": partial(_trl, fused_head=False),
-        "TRL-liger": partial(_trl, fused_head=True, liger=True),
-        "remat-none": partial(jax_step, model=REMAT | {"remat": False}),
-        "remat-matmuls": partial(jax_step, model=REMAT | {"remat_keeps": "matmuls"}),
-        "remat-full": partial(jax_step, model=REMAT),
-        "remat-full-chunked-head": partial(jax_step, model=REMAT, lm_head=CHUNKED),
-    }
-    | {name: partial(jax_step, matmuls=name) for name in PRECISIONS}
-    | {f"matmul-{name}": partial(_matmul, matmuls=name) for name in PRECISIONS},
-)
+VARIANTS = {
+    "jax_grpo": _jax,
+    "jax_grpo-chunked": partial(_jax, lm_head=CHUNKED),
+    "jax_grpo-micro-batches": partial(_jax, update={"micro_batches": 4}),
+    "torch_ref": partial(_torch_ref, compiled=False),
+    "torch_ref-compiled": partial(_torch_ref, compiled=True),
+    "torch_ref-flash": partial(_torch_ref, compiled=True, flash=True),
+    "TRL": partial(_trl, head="fused"),
+    "TRL-plain-head": partial(_trl, head="plain"),
+    "TRL-liger": partial(_trl, head="liger"),
+    "remat-none": partial(_jax, model={"remat": False}),
+    "remat-matmuls": partial(_jax, model={"remat": "keep_matmuls"}),
+    "remat-full": partial(_jax, model={"remat": True}),
+    "remat-full-chunked-head": partial(_jax, model={"remat": True}, lm_head=CHUNKED),
+} | {name: partial(_jax, matmuls=name) for name in PRECISIONS}
+BENCH = Bench("jax_grpo.bench.update", __doc__, VARIANTS, CONFIGS | PROBLEMS, sizes_of, Problem._make)
 
 if __name__ == "__main__":
     main(BENCH)

@@ -5,16 +5,26 @@ learns in `learning`. `--help` lists them all. A section says itself which of it
 between sections is checked in `config`. Nothing here touches JAX.
 """
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainValidator
 
 Dtype = Literal["float32", "bfloat16", "float64"]
+PROMPT_MULTIPLE = 16  # prompts are padded to a multiple of this many tokens, which bounds recompilation
+MOST_PROMPT_TOKENS = 1024  # where the config does not say: a report of memory counts so many
 VOCAB_MULTIPLE = 128  # aligned rows of the [V, H] embedding; avoids a pad of the odd 50257 in every step
 ENDINGS = ("endings:KRK", "endings:KQK", "endings:KRK,KQK")  # sources of won endings with exact tables
-BUILT_IN_SOURCES = ("packaged", "packaged:tables", "selfplay", *ENDINGS)  # every other one is a file or a folder
+FILE_FORMATS = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".csv": "csv",
+    ".pgn": "pgn",
+    ".txt": "rookworld",
+}  # by suffix
+BUILT_IN_SOURCES = ("packaged", "packaged:tables", "selfplay", *ENDINGS)  # and `selfplay:GAMES`
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # jitted programs take it as an int32
@@ -24,6 +34,15 @@ Share = Annotated[float, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+Number = TypeVar("Number")
+Pair = Annotated[
+    tuple[Number, Number], BeforeValidator(lambda given: tuple(given) if isinstance(given, list) else given)
+]
+
+
+def is_built_in(source: str) -> bool:
+    """Whether the positions come with the repository or are played, and no file or folder has them."""
+    return source in BUILT_IN_SOURCES or re.fullmatch(r"selfplay:[1-9]\d*", source) is not None
 
 
 class Section(pydantic.BaseModel):
@@ -34,13 +53,13 @@ class Section(pydantic.BaseModel):
     )
 
     def _refusals(self) -> Iterator[str]:
-        """Why these settings cannot stand together, one sentence a reason. The first is told, and none behind it computed."""
+        """Why these settings cannot stand together, one sentence a reason. The first is reported; none behind it is computed."""
         return iter(())
 
     def _not_default(self, *keys: str) -> Iterator[tuple[str, Any]]:
-        """Those of these settings, with their values, that are not what they are when nothing is said."""
+        """Those of these settings that the section has and that are not at their default, with their values."""
         fields = type(self).model_fields
-        return ((key, value) for key in keys if (value := getattr(self, key)) != fields[key].default)
+        return ((key, value) for key in keys if key in fields and (value := getattr(self, key)) != fields[key].default)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -49,16 +68,63 @@ class Section(pydantic.BaseModel):
         return self
 
 
+def _remat(given: Any) -> Any:
+    if not isinstance(given, bool) and given != "keep_matmuls":
+        raise ValueError(f"is {given!r}; expected true, false or keep_matmuls")
+    return given
+
+
+class AdapterConfig(Section):
+    """Low-rank adapters (LoRA): they are trained, and the weights under them stay as they are; see docs/adapters.md."""
+
+    rank: Count = 16
+    """Of each adapter's two matrices (PEFT: r)."""
+    alpha: Positive = 32.0
+    """An adapter's product is multiplied by alpha / rank (PEFT: lora_alpha)."""
+    targets: Literal["all_linear"] | Annotated[list[Text], Field(min_length=1)] = "all_linear"
+    """Which linear maps have one: all of every block, or those whose names in Hugging Face's files end so, such as [q_proj, v_proj]
+    (PEFT: target_modules)."""
+    rank_stabilised: bool = False
+    """Multiply by alpha / sqrt(rank) instead (PEFT: use_rslora)."""
+    weights: Text | None = None
+    """Begin with these, trained on the same weights: a folder of PEFT's, or a run's; they bring rank, alpha, targets and
+    rank_stabilised. null: begin with none of an effect."""
+    base_dtype: Literal["parameters", "bfloat16"] = "parameters"
+    """Of the weights that stay as they are: `model.param_dtype`, or half of float32's memory."""
+    merged_rollouts: bool = False
+    """Rollouts add the adapters into a copy of the weights first, once an iteration: faster, for that copy's memory, and rounded
+    otherwise than the update."""
+    dropout: NotNegative = 0.0
+    """0 (PEFT: lora_dropout): what is trained is what sampled."""
+
+    def _refusals(self) -> Iterator[str]:
+        if self.dropout:
+            yield (
+                f"model.adapter.dropout {self.dropout:g}: what samples, what is scored and what is trained must be one policy, "
+                "which drops nothing; expected 0"
+            )
+        if self.weights is not None:
+            for key, value in self._not_default("rank", "alpha", "targets", "rank_stabilised"):
+                yield (
+                    f"model.adapter.{key} {value} would do nothing beside model.adapter.weights {self.weights!r}, which have their "
+                    "own; leave one out"
+                )
+
+
 class ModelConfig(Section):
     """The policy's weights, tokenizer and precision."""
 
     weights: str | None = None
-    """`packaged:rook-small`, a Hugging Face folder (safetensors), a run's folder, a checkpoint, or null: random weights of the
-    sizes below."""
-    tokenizer: str = "gpt2"
-    """`gpt2`, `chess`, a tokenizer.json of any kind, a folder with one or with vocab.json and merges.txt, or `packaged:NAME`."""
+    """`packaged:rook-small`, a Hugging Face folder (safetensors), a GGUF file, `smollm2-135m-instruct`, a run's folder, a
+    checkpoint, or null: random weights of the sizes below."""
+    tokenizer: str | None = None
+    """`gpt2`, `chess`, a tokenizer.json of any kind, a folder with one or with vocab.json and merges.txt, `packaged:NAME`, or, as
+    `weights`, a GGUF; null: the weights' own, and `gpt2` for random weights."""
     vocab_size: Count | None = None
     """With random weights; null: the tokenizer's."""
+    architecture: Text | None = None
+    """A config.json as Hugging Face writes it: the model that random weights are of, and that `jax_grpo.memory` plans with where
+    `weights` are not on this machine; null: GPT-2 with the sizes below."""
     num_layers: Count | None = None
     """L: transformer blocks; this and the three sizes below are for random weights, else config.json has them."""
     num_heads: Count | None = None
@@ -71,44 +137,63 @@ class ModelConfig(Section):
     """Activations and matmuls; softmax, log-probabilities and reductions use at least float32."""
     param_dtype: Dtype = "float32"
     """Master parameters, gradients and optimiser moments."""
-    remat: bool = False
-    """Recompute blocks in the backward pass (TRL: gradient_checkpointing)."""
-    remat_keeps: Literal["nothing", "matmuls"] = "nothing"
-    """`remat`: what is kept of a block besides its inputs; `matmuls` are the results of its products with weights."""
+    remat: Annotated[bool | Literal["keep_matmuls"], PlainValidator(_remat)] = False
+    """Recompute blocks in the backward pass (TRL: gradient_checkpointing); `keep_matmuls`: all but the results of their products
+    with weights."""
 
     decode_attention: Literal["einsum", "pallas"] = "einsum"
     """Of a new token a completion: `einsum` anywhere; `pallas` is one kernel for NVIDIA cards (a CPU interprets it, for tests)."""
+    adapter: AdapterConfig | None = None
+    """Train adapters of `weights`, and not these; null: all parameters are trained."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _tokenizer_of_random_weights(cls, given: Any) -> Any:
+        random = isinstance(given, dict) and given.get("weights") is None and given.get("tokenizer") is None
+        return given | {"tokenizer": "gpt2"} if random else given
 
     def _refusals(self) -> Iterator[str]:
-        if self.remat_keeps != "nothing" and not self.remat:
-            yield f"model.remat_keeps {self.remat_keeps} needs model.remat true: without it everything is kept"
-        if self.weights is None:
-            sizes = ("num_layers", "num_heads", "hidden_size", "max_position_embeddings")
+        sizes = ("num_layers", "num_heads", "hidden_size", "max_position_embeddings")
+        if self.architecture is not None:
+            for key, value in self._not_default("vocab_size", *sizes):
+                yield f"model.{key} {value} would do nothing beside model.architecture {self.architecture!r}; leave one out"
+        elif self.weights is None:
             if missing := [name for name in sizes if getattr(self, name) is None]:
                 yield f"model.weights is null, so model.{', model.'.join(missing)} must be given"
             if (self.hidden_size or 0) % (self.num_heads or 1):
                 yield f"model.hidden_size {self.hidden_size} must be a multiple of model.num_heads {self.num_heads}"
+        if self.adapter is not None and self.weights is None:
+            yield "model.adapter leaves the weights under it as they are, and model.weights is null: random ones; give weights"
+        if self.adapter is not None and self.adapter.base_dtype == self.param_dtype:
+            yield f"model.adapter.base_dtype {self.param_dtype} does nothing beside model.param_dtype of the same; leave it out"
+
+    @property
+    def base_dtype(self) -> str:
+        """Of the weights that are read: without an adapter, those that are trained."""
+        stays = self.adapter is not None and self.adapter.base_dtype != "parameters"
+        return "bfloat16" if stays else self.param_dtype
 
     @property
     def recomputed(self) -> Literal[False, "all", "dots"]:
         """What the backward pass recomputes of a block: nothing, everything, or all but its products with weights."""
-        return ("dots" if self.remat_keeps == "matmuls" else "all") if self.remat else False
+        return "dots" if self.remat == "keep_matmuls" else "all" if self.remat else False
 
 
 class CurriculumConfig(Section):
-    """Prompts by difficulty: of each its running pass rate is kept, and those near a target rate are drawn again."""
+    """Prompts by difficulty: each has a running pass rate, and those near a target rate come again."""
 
     passed: float
     """A completion has passed with at least this reward (the total with its penalties, to a millionth); a group's pass rate is
     the share of its completions that have."""
     target: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Earlier prompts are drawn by a Gaussian of their rate around this one,"""
+    """Earlier prompts are chosen by a Gaussian of their rate around this one,"""
     width: Positive = 0.25
     """of this standard deviation."""
     again: Share = 0.5
     """Share of a draw that is for earlier prompts; what is neither this nor `revisit` follows the usual order."""
-    solved: Share = 1.0
-    """A prompt of at least this rate is retired: drawn by `revisit` alone."""
+    solved: Share = 0.98
+    """A prompt of at least this rate (to a millionth) is retired: it comes by `revisit` alone. After one failure a running rate
+    comes back to 1 only by rounding."""
     revisit: Fraction = 0.05
     """Share of a draw that is for retired prompts, all of them alike: one that fails again comes back."""
     newest: Share = 0.5
@@ -126,20 +211,23 @@ class PromptsConfig(Section):
     """Where positions come from and how many prompts an iteration has."""
 
     source: str = "packaged"
-    """`packaged`, `packaged:tables` (every legal move has its value), `selfplay`, `endings:KRK,KQK` or one of the two (won, every
+    """`packaged`, `packaged:tables` (every legal move has its value), `selfplay:GAMES` (random games, 200 of them where no number
+    is given), `endings:KRK,KQK` or one of the two (won, every
     legal move exact), a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`. For prompts
     of yours: a .jsonl, .csv or .parquet file, or a folder that `datasets` saved, with a `prompt` column."""
-    format: Literal["auto", "jsonl", "csv", "parquet", "pgn", "rookworld"] = "auto"
-    """`auto`: by the file's suffix."""
     split: Literal["train", "heldout", "all"] = "train"
     """No position or prompt is in both; a file's are split by a hash of each, a tenth held out. `all` trains on both: then an
     evaluation needs evaluation.source."""
     per_iteration: Count = 8
     """P: prompts of one iteration."""
-    max_prompt_tokens: Count = 64
-    """A longer prompt is an error, never cut."""
-    selfplay_games: Count = 200
-    """Random games that `selfplay` takes its positions from."""
+    max_prompt_tokens: Count | None = None
+    """A longer prompt is an error, never cut; null: as many as the model's positions leave beside the completion, 1,024 at most."""
+    template: Text | list[dict[str, Text]] | None = None
+    """A Jinja text that makes a row's prompt of its columns, such as "{{ question }} Think step by step.", or messages of such
+    texts, such as [{role: user, content: "{{ question }}"}]; null: a row of a file has a `prompt`, or `messages`."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """What the chat template of rows of messages is given besides, such as {enable_thinking: false}; a row's own column of this
+    name goes before it."""
     curriculum: CurriculumConfig | None = None
     """Draw prompts again by how often they were passed; null: all in their order, epoch after epoch."""
 
@@ -151,9 +239,12 @@ class RefillConfig(Section):
     """Further draws of prompts.per_iteration prompts an iteration, at most (verl: max_num_gen_batches counts the first one too)."""
     tokens: Count | None = None
     """No further draw when the iteration's completions have so many tokens already; null: `rounds` alone ends it."""
+    by: Text | None = None
+    """The component of the reward that says what a group teaches, such as `right`: one whose completions all have the same value of
+    it is without signal, whatever else is paid or taken off (verl: filter_groups.metric); null: the reward alone says it."""
     ahead: bool = False
-    """Generate the next draw while rewards of this one are found, and throw it away where it is not needed; changes no number but
-    what that cost. For rewards that take long while the device idles, and batches that mostly need further draws."""
+    """Generate the next draw while rewards of this one are computed, and throw it away where it is not needed; changes no number
+    but what that cost. For rewards that take long while the device idles, and batches that mostly need further draws."""
 
 
 class RolloutConfig(Section):
@@ -173,14 +264,17 @@ class RolloutConfig(Section):
     """Keep tokens of at least this share of the likeliest one's probability; 0: off."""
     repetition_penalty: Positive = 1.0
     """Divides positive logits of seen tokens and multiplies negative ones; 1: off."""
-    compaction: bool = True
-    """Decode only half of the prompts once the others' completions have all stopped; changes no token."""
     refill: RefillConfig | None = None
     """Draw further prompts in the place of groups without signal; null: an iteration trains on what it drew first."""
 
+    def beside_temperature(self) -> Iterator[tuple[str, Any]]:
+        """The settings, with their values, that draw from something else than the softmax at the temperature."""
+        return self._not_default("top_k", "top_p", "min_p", "repetition_penalty")
+
 
 class EvaluationConfig(Section):
-    """Held-out scores, greedy and sampled."""
+    """Held-out scores, greedy and sampled: of the policy itself, at rollout.temperature alone, without top_k, top_p, min_p and
+    repetition_penalty."""
 
     positions: CountOrZero = 0
     """0: no evaluation."""
@@ -201,9 +295,9 @@ class LoggingConfig(Section):
     samples_every: CountOrZero = 10
     """Iterations between printed completions; 0: never."""
     samples: Count = 3
-    """Completions printed each time."""
+    """Completions printed each time, each of another group; samples.jsonl has up to seven more of each group."""
     progress: bool = True
-    """A live progress bar on a terminal."""
+    """A live progress bar on a terminal; elsewhere a line every ten seconds of what takes long without printing anything."""
 
 
 class CheckpointConfig(Section):
@@ -215,12 +309,17 @@ class CheckpointConfig(Section):
     """Newest checkpoints to keep (TRL: save_total_limit)."""
     keep_best: CountOrZero = 1
     """Best checkpoints to keep besides; 0: none."""
-    best_metric: Text = "reward/mean"
+    best_metric: Text | None = None
     """Metric that says which are best (TRL: metric_for_best_model). `eval/...` is of the checkpoint's own weights and needs an
     evaluation at every save; all others are of the iteration before the save: its rollout came from the weights before its update.
-    """
-    best_is: Literal["largest", "smallest"] = "largest"
-    """TRL: greater_is_better."""
+    null: `reward/mean`, or with rollout.refill or prompts.curriculum, which pick the prompts that it is of, `reward/unselected`.
+    The largest value is the best one, with a `-` before the name the smallest (TRL: greater_is_better)."""
+
+    @property
+    def ranking(self) -> tuple[str, bool]:
+        """The metric that ranks checkpoints, empty where none is set, and whether its smallest value is the best one."""
+        name = self.best_metric or ""
+        return name.removeprefix("-"), name.startswith("-")
 
 
 class ProfileConfig(Section):
@@ -248,23 +347,31 @@ class MeshConfig(Section):
     coordinator: Text | None = None
     """Several processes: `auto`, where JAX finds out itself (Slurm, Kubernetes, Open MPI), or HOST:PORT of process 0, which
     listens there; null: one process."""
-    processes: Count | None = None
-    """How many there are, which have the mesh's devices between them; null: as JAX finds out."""
-    process: CountOrZero | None = None
-    """The number of this one, from 0; null: as JAX finds out."""
+    process: Annotated[str, Field(pattern=r"^\d+/\d+$")] | None = None
+    """NUMBER/COUNT, such as 0/2: which process this one is, from 0, of how many, which share the mesh's devices; null: as JAX finds
+    out."""
 
     def _refusals(self) -> Iterator[str]:
         if self.coordinator is None:
-            for key, value in self._not_default("processes", "process"):
-                yield f"mesh.{key} {value} needs mesh.coordinator: HOST:PORT of process 0, or auto"
+            if self.process is not None:
+                yield f"mesh.process {self.process} needs mesh.coordinator: HOST:PORT of process 0, or auto"
             return
         port = self.coordinator.rpartition(":")[2]
         if self.coordinator != "auto" and (":" not in self.coordinator or not port.isdigit()):
             yield f"mesh.coordinator {self.coordinator!r} must be HOST:PORT of process 0, such as 10.0.0.1:1234, or auto"
-        if self.processes is not None and self.process is not None and self.process >= self.processes:
-            yield f"mesh.process {self.process} must be below mesh.processes {self.processes}: they are counted from 0"
-        if self.processes is not None and self.devices % self.processes:
-            yield f"mesh.processes {self.processes} must divide the mesh's {self.devices} devices: each has as many"
+        number, count = self.place or (0, 1)
+        if number >= count:
+            yield f"mesh.process {self.process}: the number must be below the count, as processes are counted from 0"
+        elif self.devices % count:
+            yield f"mesh.process {self.process}: the count must divide the mesh's {self.devices} devices: each has as many"
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The number of this process and how many there are; None: as JAX finds out."""
+        if self.process is None:
+            return None
+        number, count = map(int, self.process.split("/"))
+        return number, count
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -280,10 +387,12 @@ class MeshConfig(Section):
         """Parts that prompts are cut into."""
         return self.data * self.fsdp
 
-    def misfits(self, num_heads: int, hidden_size: int) -> Iterator[str]:
+    def misfits(self, num_heads: int, hidden_size: int, num_kv_heads: int | None = None) -> Iterator[str]:
         """Why a model of these sizes cannot be cut so, one sentence a reason."""
         if num_heads % self.tensor:
             yield f"mesh.tensor {self.tensor} must divide the model's num_heads {num_heads}: heads stay whole"
+        elif num_kv_heads is not None and num_kv_heads % self.tensor:
+            yield f"mesh.tensor {self.tensor} must divide the model's num_kv_heads {num_kv_heads}: heads of keys stay whole"
         if hidden_size % (self.fsdp * self.tensor):
             yield (
                 f"mesh.fsdp {self.fsdp} x mesh.tensor {self.tensor} must divide the model's hidden_size {hidden_size}: every "

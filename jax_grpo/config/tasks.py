@@ -1,35 +1,22 @@
-"""The sections that say what is asked and how it is scored: the task, its engine, its turns, its mixture.
+"""The section `task`: what is asked and how it is scored; several turns; several tasks in one batch.
 
-As in `sections`, the text under a field gives its unit, and a section says itself which of its settings cannot stand together.
+Which settings the section has depends on the task that it names: `TaskConfig` has those of every task, and the task's own class of
+`Settings` (`names.SETTINGS`, or what a class of the user's own declares) adds its own. So has each part of a mixture.
 """
 
-import difflib
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field
+import pydantic
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from jax_grpo.config.sections import Count, Fraction, Positive, Section, Text
+from jax_grpo import names
+from jax_grpo.config.imported import ImportedError, imported
+from jax_grpo.config.loading import checked, did_you_mean
+from jax_grpo.config.sections import Count, Positive, Section, Text
 
-OWN_SIDE = "own_side"  # the prompt style whose positions and moves are those of `positions.own_side`
-MOST_LEGAL_MOVES = 218  # of any chess position (Petrovic 1964)
-
-
-class EngineConfig(Section):
-    """A pool of Stockfish processes, for rewards of moves without a label in the data."""
-
-    path: str | None = None
-    """Executable; null looks for `stockfish` on the PATH and in /usr/games."""
-    nodes: Count = 2000
-    """Search limit of one analysis, in nodes: deterministic, unlike a time limit."""
-    processes: Count = 2
-    """Engines working side by side, one thread each."""
-    cache: str | None = None
-    """SQLite file of analyses; null keeps them in memory."""
-    multipv: Count = 5
-    """Lines of an analysis; at least 5, which candidates are compared with. More give evaluations of more moves."""
-    timeout_s: Positive = 30.0
-    """Seconds after which a silent engine is restarted and the position analysed again."""
+MIXED = "mixed"
+PartName = Annotated[str, Field(pattern=r"^[\w-]+$")]  # a component is called part/component
 
 
 class Windows(NamedTuple):
@@ -67,175 +54,211 @@ class EpisodeConfig(Section):
     """A longer observation is an error, never cut."""
 
 
-class MixturePart(Section):
-    """One task of a mixture; what else it needs is in the task's own settings."""
+class Settings(Section):
+    """What a task is made with; a task that has settings of its own has a class `Settings` derived from this, which adds them."""
 
+    rewards: dict[str, float] | None = None
+    """Weights by component, over the task's defaults (TRL: reward_weights)."""
+
+    @property
+    def needs_reference(self) -> str | None:
+        """The setting by which the task plays against the run's frozen start, as errors show it; None: it does not."""
+        return None
+
+
+class EpisodicSettings(Settings):
+    """Those of a task that may answer completions."""
+
+    episode: EpisodeConfig | None = None
+    """Several turns, for a task that answers completions (`guess`, `game`), such as {turns: 3}; null: one completion a prompt.
+    A game has so many moves of the model's."""
+
+
+class MixturePart(Settings):
+    """One task of a mixture; it takes the settings of its task too, as `task` does where it names that one."""
+
+    task: Text
+    """As task.name; may be left out where the part is called as its task."""
     share: Positive = 1.0
     """Of the prompts, relative to the other parts' shares; met on average."""
     max_new_tokens: Count | None = None
     """Its own cap; null: rollout.max_new_tokens."""
-    rewards: dict[str, float] | None = None
-    """Weights by component, over the task's defaults."""
+    source: Text | None = None
+    """What it reads; null: prompts.source, which has positions."""
+
+
+def is_own(task: str) -> bool:
+    """Whether a task is the user's own."""
+    return ":" in task
+
+
+def settings_class(task: str, key: str = "task.name") -> type[Settings]:
+    """The class of a task's settings; a task of the user's own, which `key` names, is imported.
+
+    Raises:
+        ImportedError: it cannot be imported, or what it declares as `Settings` cannot be used.
+    """
+    if not is_own(task):
+        return names.by_name(names.SETTINGS[task]) if task in names.SETTINGS else Settings
+    own = getattr(imported(task, key), "Settings", Settings)
+    if not (isinstance(own, type) and issubclass(own, Settings)):
+        raise ImportedError(
+            f"{key} is {task!r}: its Settings is {own!r:.80}; expected a class derived from jax_grpo.Settings"
+        )
+    common = {*TaskConfig.model_fields, *MixturePart.model_fields} - {*EpisodicSettings.model_fields}
+    if taken := sorted(common & {*own.model_fields}):
+        raise ImportedError(
+            f"{key} is {task!r}: its Settings have {taken[0]!r}, which is a setting of every task; rename it"
+        )
+    return own
+
+
+_JOINED: dict[tuple[type[Settings], type[Settings]], Any] = {}
+
+
+def _joined(own: type[Settings], common: type[Settings]) -> Any:
+    """The class of a section that has a task's own settings and the common ones; the same for the same two."""
+    if own is Settings:
+        return common
+    if (own, common) not in _JOINED:
+        _JOINED[own, common] = pydantic.create_model(own.__name__, __base__=(own, common), __doc__=own.__doc__)
+    return _JOINED[own, common]
+
+
+def with_own_settings(settings: Settings, own: type[Settings]) -> Settings:
+    """The section of a task of the user's own, with the defaults of its own settings where none of them was set.
+
+    Raises:
+        ConfigError: one of them has no default.
+    """
+    if isinstance(settings, own):
+        return settings
+    common = TaskConfig if isinstance(settings, TaskConfig) else MixturePart
+    return checked(_joined(own, common), settings.model_dump(), {}, "task")
+
+
+def _tasks_with(setting: str) -> list[str]:
+    """The built-in tasks that have a setting of this name."""
+    return [task for task in names.SETTINGS if setting in settings_class(task).model_fields]
+
+
+def _section(given: Mapping[str, Any], common: type[Settings], key: str) -> Settings:
+    """The section of the task that the setting `key` of it names, with the settings of that task.
+
+    Raises:
+        ValueError: there is no such task, or a setting is another's.
+    """
+    place, _, own_key = key.rpartition(".")
+    task = given.get(own_key, TaskConfig.model_fields["name"].default)
+    known = [*names.TASKS, MIXED] if common is TaskConfig else [*names.TASKS]
+    if not isinstance(task, str):
+        return common.model_validate(given)
+    if task not in known and not is_own(task):
+        expected = f"expected {', '.join(known)}, or my_module:MyTask.{did_you_mean(task, known)}"
+        raise ValueError(f"{key} is {task!r}; {expected}")
+    special = [setting for setting in given if setting not in common.model_fields]
+    # A task of the user's own is imported here only where it must be known what its settings are.
+    kind = _joined(settings_class(task, key), common) if special or not is_own(task) else common
+    for setting in special:
+        if setting not in kind.model_fields and (tasks := _tasks_with(setting)):
+            part = f": give it to a part, as {place}.mixture.NAME.{setting}" if task == MIXED else ""
+            raise ValueError(
+                f"{place}.{setting} is {given[setting]!r}, which does nothing unless {key} is {' or '.join(tasks)}; it is "
+                f"{task}{part}"
+            )
+    return kind.model_validate(given)
+
+
+def _part(given: Any) -> Any:
+    """A part of a mixture, which `_task` gives with its name."""
+    name, part = given if isinstance(given, tuple) else ("", given)
+    return _section(part, MixturePart, f"task.mixture.{name}.task") if isinstance(part, Mapping) else part
+
+
+def _task(given: Any) -> Any:
+    """The section of the task that it names.
+
+    What stands beside a mixture is of each part whose task has such a setting and that does not give it. Null parts are left out;
+    the others stand in the order of `names.TASKS`, whatever the file's, behind them the user's own.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    name, mixture = given.get("name", "policy"), given.get("mixture")
+    if (name == MIXED) != (mixture is not None):
+        raise ValueError(
+            f"task.name is {name} and task.mixture is {'null' if mixture is None else 'given'}: mixed needs a mixture, and a "
+            "mixture task.name: mixed"
+        )
+    if isinstance(mixture, Mapping):
+        beside = {setting: value for setting, value in given.items() if setting not in TaskConfig.model_fields}
+        parts = {name: part for name, part in mixture.items() if part is not None}
+        tasks = {name: part.get("task", name) if isinstance(part, Mapping) else part for name, part in parts.items()}
+        passed: set[str] = set()
+        for name, task in tasks.items():
+            if isinstance(part := parts[name], Mapping):
+                fields = settings_class(task).model_fields if task in [*names.SETTINGS] else ()
+                own = {setting: value for setting, value in beside.items() if setting in fields and setting not in part}
+                parts[name], passed = {"task": name, **own, **part}, passed | own.keys()
+        order = [*names.TASKS, *tasks.values()]
+        ordered = sorted(parts, key=lambda name: order.index(tasks[name]))
+        given = {setting: value for setting, value in given.items() if setting not in passed}
+        given["mixture"] = {name: (name, parts[name]) for name in ordered}
+    return _section(given, TaskConfig, "task.name")
+
+
+class TaskConfig(EpisodicSettings):
+    """What is asked and how it is scored: the settings of every task, beside which each has those of its own."""
+
+    name: str = "policy"
+    """`policy` chooses moves, `environment` predicts the next state, `game` plays one side of a game of chess, `length` is the toy,
+    `guess` the toy of several turns, `instructions` has some to follow, `reasoning_gym` asks that library's questions, `mixed` asks
+    several in one batch; `prompts` asks those of a file of yours and has functions of yours reward them; `my_module:MyTask` or
+    `my_file.py:MyTask` is a task of your own."""
+    mixture: dict[PartName, Annotated[SerializeAsAny[MixturePart], BeforeValidator(_part)]] | None = None
+    """`mixed`: its parts by names of your choice, such as {policy: {share: 3}, sums: {task: prompts, source: sums.jsonl}}; a null
+    part is left out. What is set beside it in `task` is of each part whose task has such a setting."""
+
+    @classmethod
+    def variants(cls) -> list[type["TaskConfig"]]:
+        """The classes that the section may be of: one for each task with settings of its own."""
+        own = dict.fromkeys(_joined(settings_class(task), TaskConfig) for task in names.SETTINGS)
+        return [*own, *(kind for kind in _JOINED.values() if issubclass(kind, TaskConfig) and kind not in own)]
 
     @property
-    def own_source(self) -> str | None:
-        """What it reads, where that is not prompts.source."""
-        return getattr(self, "source", None)
-
-
-class PromptsPart(MixturePart):
-    """Prompts of a file of yours, rewarded by task.rewards_from."""
-
-    source: Text
-    """The file, as prompts.source for task.name: prompts; prompts.split is of it too."""
-
-
-class OwnPart(MixturePart):
-    """A task of yours."""
-
-    task: Text
-    """`my_module:MyTask` or `my_file.py:MyTask`."""
-    source: Text | None = None
-    """What it reads, where that is not prompts.source."""
-
-
-class Mixture(Section):
-    """Several tasks in one batch: those that are not null."""
-
-    policy: MixturePart | None = None
-    environment: MixturePart | None = None
-    length: MixturePart | None = None
-    instructions: MixturePart | None = None
-    prompts: PromptsPart | None = None
-    own: OwnPart | None = None
+    def tasks(self) -> dict[str, tuple[str, Settings]]:
+        """The tasks, each with its settings, by the names of a mixture's parts; without a mixture, by the empty name."""
+        if self.mixture is None:
+            return {"": (self.name, self)}
+        return {name: (part.task, part) for name, part in self.mixture.items()}
 
     @property
     def sources(self) -> dict[str, str]:
         """Files of the parts that have one of their own, by the part's name."""
-        return {name: part.own_source for name, part in self.parts.items() if part.own_source is not None}
+        return {name: part.source for name, part in (self.mixture or {}).items() if part.source is not None}
 
-    @property
-    def parts(self) -> dict[str, MixturePart]:
-        """The tasks that are asked, by name."""
-        return {name: part for name in type(self).model_fields if (part := getattr(self, name)) is not None}
-
-    def _refusals(self) -> Iterator[str]:
-        if len(self.parts) < 2:
-            yield f"task.mixture has {len(self.parts)} task; expected at least 2, or set task.name to it"
-        for name, weights in (("prompts", "task.reward_weights"), ("own", "its component_weights")):
-            if name in self.parts and self.parts[name].rewards is not None:
-                yield f"task.mixture.{name}.rewards is of built-in tasks; the weights of this one are {weights}"
-
-    def share(self, name: str) -> float:
-        """Mean share of the prompts that are this task's."""
-        return self.parts[name].share / sum(part.share for part in self.parts.values())
-
-
-TASK_NAMES = ("policy", "environment", "length", "guess", "game", "instructions", "prompts", "mixed")
-OPPONENTS = ("random", "capture", "two_ply", "self", "reference", *(f"stockfish:{level}" for level in range(21)))
-
-
-class TaskConfig(Section):
-    """What is asked and how it is scored."""
-
-    name: str = "policy"
-    """`policy` chooses moves, `environment` predicts the next state, `game` plays one side of a game of chess, `length` is the toy,
-    `guess` the toy of several turns, `instructions` has some to follow, `mixed` asks several in one batch; `prompts` asks those of
-    a file of yours and has functions of yours reward them; `my_module:MyTask` or `my_file.py:MyTask` is a task of your own."""
-    mixture: Mixture | None = None
-    """`mixed`: its tasks, such as {policy: {share: 3}, environment: {max_new_tokens: 100}}."""
-    prompt_style: Literal["full", "best_move", "own_side"] = "full"
-    """Policy and game tasks: the whole RookWorld row after `M:`, or one move after `B:`; `own_side`: one move, and whoever is to
-    move is shown as White, Black's positions upside down with colours changed (the move it writes is turned back)."""
-    rewards: dict[str, float] | None = None
-    """Weights by component, over the task's defaults (TRL: reward_weights)."""
-    best_for_black: Literal["first", "last"] = "first"
-    """`last` reproduces the published labels, which teach Black the worst of the five moves."""
-    length_cap: Count = 20
-    """Length task: reward = min(characters of the first word, cap) / cap."""
-    guess_numbers: Annotated[int, Field(ge=2, le=9)] = 7
-    """Guess task: the hidden number is one of 1 to this."""
-    episode: EpisodeConfig | None = None
-    """Several turns, for a task that answers completions (`guess`, `game`), such as {turns: 3}; null: one completion a prompt.
-    A game has so many moves of the model's."""
-    opponent: Text = "random"
-    """Game task: who answers the model's moves. `random` plays any legal move, `capture` takes the most it can, `two_ply` looks at
-    the reply too; `stockfish:SKILL`, 0 to 20, needs task.engine; `reference` is the run's frozen start and needs kl.beta, `self`
-    the policy as it is."""
-    judge: Literal["material", "engine"] = "material"
-    """Game task: who says the win probability of a game that is not over: the pieces, or task.engine."""
-    illegal_fraction: Fraction = 0.05
-    """Environment task: share of prompts whose move is illegal."""
-    engine: EngineConfig | None = None
-    """null: the data set's labels and the rules of chess only."""
-    rewards_from: list[Text] | None = None
-    """`prompts`: reward functions with TRL's signature, `my_module:reward` or `my_file.py:reward` (TRL: reward_funcs); see
-    docs/extending.md."""
-    reward_weights: list[float] | None = None
-    """`prompts`: one for each function; null: 1 for each (TRL: reward_weights)."""
-    stop: list[Text] = Field(default=[])
-    """`prompts`: texts before which a completion ends; end-of-text always ends it (TRL: generation_kwargs stop_strings)."""
-    stop_tokens: list[Any] = Field(default=[])
-    """`prompts`: tokens that end a completion too, by their text or id, such as ["<|im_end|>", 198] (TRL: generation_kwargs
-    eos_token_id); they are trained on, and no part of the text."""
-    timeout_s: Positive = 60.0
-    """`prompts`: seconds after which a reward function counts as hanging, and the run ends."""
-
-    def asks_prompts(self) -> bool:
-        """Whether functions of the user's reward some of the prompts."""
-        return self.name == "prompts" or (self.mixture is not None and self.mixture.prompts is not None)
+    def share(self, part: str) -> float:
+        """Mean share of the prompts that are a part's; without a mixture, all."""
+        parts = self.mixture
+        return 1.0 if parts is None else parts[part].share / sum(other.share for other in parts.values())
 
     def _refusals(self) -> Iterator[str]:
-        if self.name not in TASK_NAMES and ":" not in self.name:
-            close = difflib.get_close_matches(self.name, TASK_NAMES, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            yield f"task.name is {self.name!r}; expected {', '.join(TASK_NAMES)}, or my_module:MyTask.{hint}"
-        if not self.asks_prompts():
-            for key, value in self._not_default("rewards_from", "reward_weights", "stop", "stop_tokens", "timeout_s"):
-                yield f"task.{key} is {value!r}, which does nothing unless task.name is prompts; it is {self.name}"
-        for token in self.stop_tokens:
-            if isinstance(token, bool) or not isinstance(token, str | int) or token == "":
-                yield f"task.stop_tokens has {token!r}; expected texts of single tokens, or ids"
-        if self.rewards is not None and (self.name == "prompts" or ":" in self.name):
-            yield f"task.rewards is of built-in tasks; task.name {self.name} has weights of its own"
-        if self.engine is not None and self.engine.multipv < 5:
-            yield (
-                f"task.engine.multipv is {self.engine.multipv}; expected at least 5: top_five and the five candidates are "
-                "compared with the engine's first five moves"
-            )
-        if self.engine is not None and self.engine.multipv < MOST_LEGAL_MOVES and self._asks_for_values():
-            yield (
-                f"task.engine.multipv is {self.engine.multipv} and the rewards have `value`, of every legal move; expected at "
-                f"least {MOST_LEGAL_MOVES}, the most that a position can have"
-            )
-        yield from self._refused_games()
-        if (self.name == "mixed") != (self.mixture is not None):
-            yield (
-                f"task.name is {self.name} and task.mixture is {'given' if self.mixture else 'null'}: mixed needs a mixture, "
-                "and a mixture task.name: mixed"
-            )
+        for name, (task, settings) in self.tasks.items():
+            place = f"task.mixture.{name}" if name else "task"
+            if settings.rewards is not None and (is_own(task) or task == "prompts"):
+                has = "task.reward_weights" if task == "prompts" else "its component_weights"
+                yield f"{place}.rewards is of built-in tasks; the weights of {task} are {has}"
+            if name and task == "prompts" and name not in self.sources:
+                yield f"{place}.source is missing: the file of its prompts"
+        if self.mixture is not None and len(self.mixture) < 2:
+            yield f"task.mixture has {len(self.mixture)} task; expected at least 2, or set task.name to it"
         if self.mixture is not None and self.rewards is not None:
             yield "task.rewards is of one task; in a mixture set task.mixture.<task>.rewards"
 
-    def _refused_games(self) -> Iterator[str]:
-        """What does not make a game, or is of a game and there is none."""
-        if self.name != "game":
-            for key, value in self._not_default("opponent", "judge"):
-                yield f"task.{key} is {value!r}, which does nothing unless task.name is game; it is {self.name}"
-            return
-        if self.opponent not in OPPONENTS:
-            yield f"task.opponent is {self.opponent!r}; expected {', '.join(OPPONENTS[:5])}, or stockfish:0 to stockfish:20"
-        asking = [
-            f"task.{key} {value}"
-            for key, value in (("opponent", self.opponent), ("judge", self.judge))
-            if value.startswith(("stockfish", "engine"))
-        ]
-        if asking and self.engine is None:
-            yield f"{asking[0]} needs task.engine, such as {{nodes: 2000}}; it is null"
-        if self.engine is not None and not asking:
-            yield f"task.engine does nothing with task.opponent {self.opponent} and task.judge {self.judge}; leave it out"
 
-    def _asks_for_values(self) -> bool:
-        """Whether moves are rewarded by a table of the position's legal moves."""
-        policy = self.mixture.policy if self.mixture else self if self.name == "policy" else None
-        return policy is not None and "value" in (policy.rewards or {})
+Task = Annotated[SerializeAsAny[TaskConfig], BeforeValidator(_task)]
+_CHECKED = pydantic.TypeAdapter(Task)
+
+
+def task_of(**settings: Any) -> Any:
+    """The section with these settings, of the class of the task that `name` says; `policy` where it is not given."""
+    return _CHECKED.validate_python(settings)

@@ -1,4 +1,4 @@
-"""Estimates with 95 % intervals: of shares, means and their differences, and of a match's Elo difference.
+"""Estimates with 95 % intervals: of shares, means and their differences.
 
 Sums are exact (`math.fsum`), so that no number depends on the order of the rows. Knows nothing of chess.
 """
@@ -8,11 +8,10 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-CONFIDENCE = 0.95
 Z = 1.959963984540054  # 97.5 % quantile of the standard normal distribution: two-sided 95 %
 RESAMPLES = 2000  # of the bootstrap
 
@@ -96,13 +95,13 @@ def cluster_bootstrap_mean(
     if len(sums) == 1:
         return Estimate(centre, None, None, count, "cluster bootstrap")
     # Not `@`: the order in which BLAS adds depends on the machine and its threads.
-    drawn_R2 = np.einsum("rc,ck->rk", _times_drawn(len(sums), seed), np.array(sums))
-    low, high = np.quantile(drawn_R2[:, 0] / drawn_R2[:, 1], [0.025, 0.975])
+    sums_R2 = np.einsum("rc,ck->rk", _resample_counts(len(sums), seed), np.array(sums))
+    low, high = np.quantile(sums_R2[:, 0] / sums_R2[:, 1], [0.025, 0.975])
     return Estimate(centre, float(low), float(high), count, "cluster bootstrap")
 
 
 @functools.lru_cache(maxsize=4)
-def _times_drawn(clusters: int, seed: int) -> np.ndarray:
+def _resample_counts(clusters: int, seed: int) -> np.ndarray:
     """How often each cluster is in each resample, float64 [RESAMPLES, clusters]."""
     share = np.full(clusters, 1 / clusters)
     return np.random.default_rng(seed).multinomial(clusters, share, RESAMPLES).astype(np.float64)
@@ -137,43 +136,3 @@ def summarise(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[b
         for name in names:
             out[f"{group}/{name}"] = kinds[name]([row[name] for row in inside if row[name] is not None])
     return out
-
-
-class EloEstimate(NamedTuple):
-    """Score in [0, 1] and Elo difference, each with its 95 % interval; None: without bound, as of a score of 0 or 1."""
-
-    score: float
-    score_interval: tuple[float, float]
-    elo: float | None
-    elo_interval: tuple[float | None, float | None]
-
-    def __str__(self) -> str:
-        """`Elo difference -120 (95 % interval -310 to +40)`, or the one-sided bound."""
-        low, high = self.elo_interval
-        if self.elo is not None and low is not None and high is not None:
-            return f"Elo difference {self.elo:+.0f} (95 % interval {low:+.0f} to {high:+.0f})"
-        if high is not None:
-            return f"Elo difference below {high:+.0f} (no point scored; one-sided 95 % bound)"
-        return f"Elo difference above {low:+.0f} (every point scored; one-sided 95 % bound)"
-
-
-def elo_difference(score: float) -> float | None:
-    """-400 log10(1 / score - 1), the logistic model (Elo 1978); None for 0 and 1."""
-    return -400 * math.log10(1 / score - 1) if 0 < score < 1 else None
-
-
-def elo_estimate(wins: int, draws: int, losses: int) -> EloEstimate:
-    """Wilson's interval, taking every game as decided: draws only make the truth narrower.
-
-    With a score of 0 or 1 the bound is the share p at which such a match still has a chance of 5 %: p^n = 0.05.
-
-    Raises:
-        ValueError: no games.
-    """
-    games = wins + draws + losses
-    if games == 0:
-        raise ValueError("no games to estimate from")
-    score = (wins + draws / 2) / games
-    one_sided = (1 - CONFIDENCE) ** (1 / games)
-    low, high = {0.0: (0.0, 1 - one_sided), 1.0: (one_sided, 1.0)}.get(score) or wilson(score, games)
-    return EloEstimate(score, (low, high), elo_difference(score), (elo_difference(low), elo_difference(high)))

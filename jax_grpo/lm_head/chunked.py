@@ -14,7 +14,7 @@ from jax_grpo.lm_head.loops import Plan, Tokens
 from jax_grpo.lm_head.tiles import RowStatistics, TokenLoss
 
 
-def _measure(plan: Plan, hidden_NH: jax.Array, embedding_VH: jax.Array, targets_N: jax.Array) -> RowStatistics:
+def _measure(plan: Plan, hidden_NH, embedding_VH, targets_N) -> RowStatistics:
     work_N = jnp.full(targets_N.shape, loops.MEASURED)
     return loops.statistics(plan, Tokens.of(hidden_NH, embedding_VH, targets_N, work_N))
 
@@ -58,7 +58,7 @@ def token_logprobs(
 
 
 def _sum(plan: Plan, token_loss: TokenLoss, hidden_NH, embedding_VH, operands) -> tuple[jax.Array, RowStatistics]:
-    """The loss alone, for a call that nobody differentiates."""
+    """The loss alone, for a call that is not differentiated."""
     targets_N, work_N, rows = operands
     statistics = loops.statistics(plan, Tokens.of(hidden_NH, embedding_VH, targets_N, work_N))
     loss_N = token_loss(rows, statistics.logp, statistics.entropy)
@@ -92,14 +92,14 @@ def fused_loss(
     rows: Any,
     **settings: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(`sum(token_loss)`, logp_BS, entropy_BS), with its gradients found on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
+    """(`sum(token_loss)`, logp_BS, entropy_BS), and its gradients on the way (three matmuls; Liger's FLCE, Hsu et al. 2024).
 
     All are in at least float32. Only the scalar is differentiable, once, in reverse mode, in hidden states and embedding. A
     token's loss must depend on that token alone and its weight in the sum must be fixed beforehand: see `TokenLoss`. It is called
     with N rows of the arrays [B*S, ...] of `rows`, and with its scalars, N not always B*S.
 
-    `work_BS` is `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one that nobody looks at,
-    whose log-probability and entropy are returned as 0. A tile of idle tokens costs nothing. Settings: `Plan.of`.
+    `work_BS` is `loops.LEARNS`; `loops.MEASURED` for a token whose loss is a constant 0; `loops.IDLE` for one whose
+    log-probability and entropy are not needed either, and returned as 0. A tile of idle tokens costs nothing. Settings: `Plan.of`.
     """
     plan = Plan.of(**settings)
     operands = (jnp.asarray(targets_BS, jnp.int32).reshape(-1), work_BS.reshape(-1), rows)

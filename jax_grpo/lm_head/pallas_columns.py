@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from jax_grpo.lm_head.pallas_rows import pallas_call
-from jax_grpo.lm_head.tiles import LOWEST, Columns, Partial, RowStatistics
+from jax_grpo.lm_head.tiles import LOWEST, Columns, Partial, RowStatistics, to_logits
 
 # No registers spill and two programs share a core on sm_89; rows are a multiple of `tiles.ROW_MULTIPLE`.
 BLOCK_C, BLOCK_V, BLOCK_H = 64, 128, 64
@@ -67,11 +67,8 @@ def partial(hidden_CH, weights_VH, targets_C, columns: Columns, stored) -> Parti
 
     def compute(block, target_ref, *out_refs):
         z_CV, rows, token_V, inside_V = block
-        top_C = jnp.max(z_CV, axis=1)
-        exp_CV = jnp.exp(z_CV - top_C[:, None])
-        at_target_CV = (token_V[None, :] == target_ref[rows][:, None]) & inside_V[None, :]
-        sums = (exp_CV, exp_CV * z_CV, jnp.where(at_target_CV, z_CV, 0))
-        for ref, value_C in zip(out_refs, (top_C, *(jnp.sum(x, axis=1) for x in sums)), strict=True):
+        is_target_CV = (token_V[None, :] == target_ref[rows][:, None]) & inside_V[None, :]
+        for ref, value_C in zip(out_refs, Partial.of_scaled(z_CV, is_target_CV), strict=True):
             plt.store(ref.at[pl.program_id(0), rows], value_C)
 
     dtype = jnp.promote_types(hidden_CH.dtype, jnp.float32)
@@ -92,10 +89,9 @@ def tile_dlogits(
 
     def compute(block, target_ref, entropy_ref, lse_ref, g_ref, e_ref, out_ref):
         z_CV, rows, token_V, inside_V = block
-        logp_CV = z_CV - lse_ref[rows][:, None]
-        g_C1, e_C1 = g_ref[rows][:, None], e_ref[rows][:, None]
-        at_target_CV = jnp.where(token_V[None, :] == target_ref[rows][:, None], g_C1, 0)
-        d_CV = at_target_CV - jnp.exp(logp_CV) * (g_C1 + e_C1 * (logp_CV + entropy_ref[rows][:, None]))
+        is_target_CV = token_V[None, :] == target_ref[rows][:, None]
+        lse_C1, *to_C1 = (ref[rows][:, None] for ref in (lse_ref, g_ref, e_ref, entropy_ref))
+        d_CV = to_logits(z_CV - lse_C1, is_target_CV, *to_C1)
         d_CV = jnp.where(inside_V[None, :], d_CV / columns.temperature, 0).astype(out_ref.dtype)
         first_column = pl.program_id(0) * BLOCK_V
         within_V = first_column + jnp.arange(BLOCK_V, dtype=jnp.int32) < width

@@ -70,9 +70,7 @@ def _rewrite(logits_ref, out_ref, target, statistics: RowStatistics, to_logp, to
 
     def block_of(block, carry):
         z_V, column_V, inside_V = _load_row(logits_ref, block, columns)
-        logp_V = z_V - statistics.lse
-        at_target_V = jnp.where(column_V == target, to_logp, 0)
-        d_V = at_target_V - jnp.exp(logp_V) * (to_logp + to_entropy * (logp_V + statistics.entropy))
+        d_V = tiles.to_logits(z_V - statistics.lse, column_V == target, to_logp, to_entropy, statistics.entropy)
         d_V = jnp.where(inside_V, d_V / columns.temperature, 0).astype(out_ref.dtype)
         plt.store(out_ref.at[pl.ds(block * ROW_BLOCK, ROW_BLOCK)], d_V, mask=column_V < width)
         return carry
@@ -124,7 +122,7 @@ def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> Row
     return RowStatistics(*_each_row(kernel, "measure", logits_CV, targets_C, numbers=3))
 
 
-def dlogits(
+def _dlogits(
     logits_CV, targets_C, statistics: RowStatistics, to_logp_C, to_entropy_C, columns: Columns, dtype
 ) -> jax.Array:
     """See `tiles.dlogits`: the row kernel without its first pass."""
@@ -138,9 +136,12 @@ def dlogits(
 
 
 def differentiate(
-    logits_CV: jax.Array, targets_C: jax.Array, rows: Any, token_loss: TokenLoss, columns: Columns, dtype: Any
+    logits_CV, targets_C, rows: Any, token_loss: TokenLoss, columns: Columns, dtype, known: RowStatistics | None = None
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
     """See `tiles.differentiate`: one program a row reads it, evaluates `token_loss` and its derivatives, and rewrites it."""
+    if known is not None:
+        loss_C, to_logp_C, to_entropy_C = tiles.derivatives(token_loss, rows, known.logp, known.entropy)
+        return _dlogits(logits_CV, targets_C, known, to_logp_C, to_entropy_C, columns, dtype), loss_C, known
     leaves, tree = jax.tree.flatten(rows)
     flags = [leaf.dtype == bool for leaf in leaves]  # Triton has no memory of single bits
     leaves = [leaf.astype(jnp.int32) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)]

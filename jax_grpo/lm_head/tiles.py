@@ -1,7 +1,7 @@
-"""The arithmetic of one tile of logits, in plain JAX: what a row of logits says, and what its loss says back to it.
+"""The arithmetic of one tile of logits, in plain JAX: statistics of its rows, and the gradient of a loss of these.
 
-`measure` is the forward, `differentiate` the forward and its gradient; both see whole rows. `TokenOrder` puts the rows that
-need work first. Knows nothing of loops, embeddings or objectives: the loss of a token is a function that is handed in.
+`measure` is the forward, `differentiate` the forward and its gradient; both see whole rows. Knows nothing of loops, embeddings or
+objectives: the loss of a token is a function that is handed in.
 """
 
 import dataclasses
@@ -55,6 +55,7 @@ class Columns(NamedTuple):
 
     vocab_size: int  # columns from here on are padding
     temperature: float  # > 0
+    axis: str | None = None  # of the mesh, over whose devices the vocabulary is cut; None: it is not
     first: jax.Array | int = 0  # token of column 0 of the tile
     fresh: jax.Array | int = 0  # columns before it are an earlier tile's: the last tile reaches back to be whole
 
@@ -62,9 +63,9 @@ class Columns(NamedTuple):
         """Token of each column [V], int32."""
         return self.first + jnp.arange(width, dtype=jnp.int32)
 
-    def beginning_at(self, first: jax.Array) -> "Columns":
-        """The same columns of a device that has the tokens from `first` on."""
-        return self._replace(first=first + self.first, fresh=first + self.fresh)
+    def part(self, first: jax.Array, fresh: jax.Array) -> "Columns":
+        """The columns from number `first` on, of which those before number `fresh` do not count."""
+        return self._replace(first=self.first + first, fresh=self.first + fresh)
 
     def inside(self, width: int) -> jax.Array:
         """Whether each column [V] counts."""
@@ -77,29 +78,6 @@ class RowStatistics(NamedTuple):
     logp: jax.Array
     entropy: jax.Array
     lse: jax.Array
-
-
-class TokenOrder(NamedTuple):
-    """Rows [N] sorted by how much work they need, filled up to whole tiles with numbers that no row has."""
-
-    rows: jax.Array
-    tile: int
-
-    @classmethod
-    def by(cls, work_N: jax.Array, tile: int) -> "TokenOrder":
-        """Most work first, in the given order among equals."""
-        total = work_N.shape[0]
-        order_N = jnp.argsort(-work_N.astype(jnp.int32), stable=True).astype(jnp.int32)
-        beyond = jnp.arange(total, total + -total % tile, dtype=jnp.int32)  # each once: rows of a tile are unique
-        return cls(jnp.concatenate([order_N, beyond]), tile)
-
-    def __getitem__(self, number: jax.Array) -> jax.Array:
-        """Rows of tile `number` [tile]."""
-        return jax.lax.dynamic_slice_in_dim(self.rows, number * self.tile, self.tile)
-
-    def tiles(self, count: jax.Array | int) -> jax.Array | int:
-        """Tiles that hold the first `count` rows."""
-        return -(-count // self.tile)
 
 
 def take(rows_N: Any, index_C: jax.Array) -> Any:
@@ -124,7 +102,7 @@ def scaled(logits_CV: jax.Array, columns: Columns) -> jax.Array:
 
 def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> RowStatistics:
     """Statistics of whole rows. The target is picked by comparing column numbers: no gather over V."""
-    return Partial.of(scaled(logits_CV, columns), targets_C, columns).statistics()
+    return Partial.of(logits_CV, targets_C, columns).statistics(columns.axis)
 
 
 class Partial(NamedTuple):
@@ -144,17 +122,17 @@ class Partial(NamedTuple):
         return cls(jnp.full(rows, LOWEST, dtype), zeros, zeros, zeros)
 
     @classmethod
-    def of(cls, scaled_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> "Partial":
-        width = scaled_CV.shape[-1]
-        top_C = jnp.max(scaled_CV, axis=-1)
-        exp_CV = jnp.exp(scaled_CV - top_C[:, None])
+    def of(cls, logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> "Partial":
+        width = logits_CV.shape[-1]
         is_target_CV = (columns.tokens(width) == targets_C[:, None]) & columns.inside(width)
-        return cls(
-            top_C,
-            jnp.sum(exp_CV, axis=-1),
-            jnp.sum(exp_CV * scaled_CV, axis=-1),
-            jnp.sum(jnp.where(is_target_CV, scaled_CV, 0), axis=-1),
-        )
+        return cls.of_scaled(scaled(logits_CV, columns), is_target_CV)
+
+    @classmethod
+    def of_scaled(cls, z_CV: jax.Array, is_target_CV: jax.Array) -> "Partial":
+        top_C = jnp.max(z_CV, axis=-1)
+        exp_CV = jnp.exp(z_CV - top_C[:, None])
+        at_target_CV = jnp.where(is_target_CV, z_CV, 0)
+        return cls(top_C, *(jnp.sum(x_CV, axis=-1) for x_CV in (exp_CV, exp_CV * z_CV, at_target_CV)))
 
     def merge(self, other: "Partial") -> "Partial":
         """Of both sets of columns together."""
@@ -167,16 +145,15 @@ class Partial(NamedTuple):
             self.target + other.target,
         )
 
-    def over(self, axis: str) -> "Partial":
-        """Of the columns of every device of a mesh's axis: `merge`, all at once."""
-        top = jax.lax.pmax(self.top, axis)
-        share = jnp.exp(self.top - top)
-        mass, weighted, target = jax.lax.psum((self.mass * share, self.weighted * share, self.target), axis)
-        return Partial(top, mass, weighted, target)
-
-    def statistics(self) -> RowStatistics:
-        lse = self.top + jnp.log(self.mass)
-        return RowStatistics(self.target - lse, lse - self.weighted / self.mass, lse)
+    def statistics(self, axis: str | None = None) -> RowStatistics:
+        """Of whole rows, whose other columns are those of the other devices of a mesh's axis: `merge`, all at once."""
+        top, mass, weighted, target = self
+        if axis is not None:
+            top = jax.lax.pmax(self.top, axis)
+            share = jnp.exp(self.top - top)
+            mass, weighted, target = jax.lax.psum((self.mass * share, self.weighted * share, self.target), axis)
+        lse = top + jnp.log(mass)
+        return RowStatistics(target - lse, lse - weighted / mass, lse)
 
 
 def derivatives(token_loss: TokenLoss, rows: Any, logp_C: jax.Array, entropy_C: jax.Array) -> tuple[jax.Array, ...]:
@@ -188,18 +165,20 @@ def derivatives(token_loss: TokenLoss, rows: Any, logp_C: jax.Array, entropy_C: 
 def dlogits(
     logits_CV: jax.Array, targets_C, statistics: RowStatistics, to_logp_C, to_entropy_C, columns: Columns, dtype: Any
 ) -> jax.Array:
-    """Gradient of a loss in the logits of a tile [C, V], in `dtype`; 0 in columns that do not count.
-
-    With g = dL/dlogp, e = dL/dH, p = softmax(z / temperature):
-        dL/dz_j = (g (1[j = target] - p_j) - e p_j (log p_j + H)) / temperature
-    """
+    """Gradient of a loss in the logits of a tile [C, V], in `dtype`; 0 in columns that do not count."""
     width = logits_CV.shape[-1]
     logp_CV = scaled(logits_CV, columns) - statistics.lse[:, None]
-    p_CV = jnp.exp(logp_CV)
-    g_C1, e_C1, entropy_C1 = to_logp_C[:, None], to_entropy_C[:, None], statistics.entropy[:, None]
-    at_target_CV = jnp.where(columns.tokens(width) == targets_C[:, None], g_C1, 0)
-    d_CV = at_target_CV - p_CV * (g_C1 + e_C1 * (logp_CV + entropy_C1))
+    to_C1 = (x_C[:, None] for x_C in (to_logp_C, to_entropy_C, statistics.entropy))
+    d_CV = to_logits(logp_CV, columns.tokens(width) == targets_C[:, None], *to_C1)
     return jnp.where(columns.inside(width), d_CV / columns.temperature, 0).astype(dtype)
+
+
+def to_logits(logp: jax.Array, is_target: jax.Array, g: jax.Array, e: jax.Array, entropy: jax.Array) -> jax.Array:
+    """Gradient of a loss L in z = logits / temperature, with g = dL/dlogp, e = dL/dH, p = softmax(z); all broadcast.
+
+    dL/dz_j = g (1[j = target] - p_j) - e p_j (log p_j + H)
+    """
+    return jnp.where(is_target, g, 0) - jnp.exp(logp) * (g + e * (logp + entropy))
 
 
 def differentiate(
@@ -209,9 +188,12 @@ def differentiate(
     token_loss: TokenLoss,
     columns: Columns,
     dtype: Any,
-    measure: Callable[..., RowStatistics] = measure,
+    known: RowStatistics | None = None,
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
-    """(gradient of the summed loss in the logits [C, V] in `dtype`, loss_C, statistics) of whole rows, as `measure` finds them."""
-    statistics = measure(logits_CV, targets_C, columns)
+    """(gradient of the summed loss in the logits [C, V] in `dtype`, loss_C, statistics) of whole rows.
+
+    The statistics are measured where they are not `known`.
+    """
+    statistics = measure(logits_CV, targets_C, columns) if known is None else known
     loss_C, to_logp_C, to_entropy_C = derivatives(token_loss, rows, statistics.logp, statistics.entropy)
     return dlogits(logits_CV, targets_C, statistics, to_logp_C, to_entropy_C, columns, dtype), loss_C, statistics

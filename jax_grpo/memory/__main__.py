@@ -10,27 +10,19 @@ from jax_grpo.system import devices
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = argparse.ArgumentParser(prog="python -m jax_grpo.memory", description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--config", required=True, help="of the run; any --section.key value overrides it")
-    targets = ", ".join(devices.known())
-    options.add_argument("--target", default="rtx4090", help=f"{targets}, cpu, or local (default: rtx4090)")
-    options.add_argument(
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.memory", description=(__doc__ or "").splitlines()[0])
+    option, targets = parser.add_argument, ", ".join(devices.known())
+    option("--config", required=True, help="of the run; any --section.key value overrides it")
+    option("--target", default="rtx4090", help=f"{targets}, cpu, or local (default: rtx4090)")
+    option(
         "--mesh", metavar="data=4,fsdp=2", help="several such devices, as the config's mesh; every figure is of each"
     )
-    options.add_argument("--json", metavar="FILE", help="the report as data")
-    options.add_argument("--out", metavar="DIR", help="the report as JSON, Markdown and a picture")
-    options.add_argument(
-        "--search", action="store_true", help="also the largest micro-batch and batch (a minute or two)"
-    )
-    options.add_argument(
-        "--launches",
-        action="store_true",
-        help="also kernels, bytes moved and FLOPs, with the least times (GPU targets)",
-    )
-    options.add_argument(
-        "--measure", action="store_true", help="run each program here and compare (targets cpu and local)"
-    )
-    arguments, overrides = options.parse_known_args(argv)
+    option("--json", metavar="FILE", help="the report as data")
+    option("--out", metavar="DIR", help="the report as JSON, Markdown and a picture")
+    option("--search", action="store_true", help="also the largest micro-batch and batch (a minute or two)")
+    option("--launches", action="store_true", help="also kernels, bytes and FLOPs, with the least times (GPU targets)")
+    option("--measure", action="store_true", help="run each program here and compare (targets cpu and local)")
+    arguments, overrides = parser.parse_known_args(argv)
     if arguments.target != "local":
         os.environ["JAX_PLATFORMS"] = "cpu"  # with a GPU platform asked for, JAX looks for a driver first
     from jax_grpo.config import load_config
@@ -52,9 +44,8 @@ def main(argv: list[str] | None = None) -> None:
                 f"--search, --launches and --measure are of one device, and the mesh is of {count}; leave them out"
             )
         if count > 1 and arguments.target == "cpu":  # before JAX looks for devices
-            os.environ["XLA_FLAGS"] = (
-                f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
-            )
+            flag = f"--xla_force_host_platform_device_count={count}"
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
         config = choose_micro_batches(config, print, target=arguments.target)
         record = report(config, arguments.target, search=arguments.search, launches=arguments.launches)
     except (CannotCompile, ValueError) as error:  # the project's input errors are ValueErrors
@@ -79,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _axes(given: str | None) -> list[str]:
-    """`data=4,fsdp=2` as options of the config. Raises ValueError: it is none."""
+    """`data=4,fsdp=2` as options of the config. Raises ValueError: not of that form."""
     words = []
     for part in given.split(",") if given else ():
         axis, _, size = part.partition("=")

@@ -1,7 +1,7 @@
 """One program compiled for a device: its bytes from arguments to results, what fills them at the peak, and its kernels.
 
-`cpu` and `local` compile for what is here. Every other target is a GPU of `system.devices` that need not be there: its compiler is
-what `INSTALL` says, or its cuda13 kin. Nothing here can tell its speed, since a matmul's tiles are chosen by timing on the device.
+`cpu` and `local` compile for this machine. Every other target is a GPU of `system.devices` that need not be there: `INSTALL` names
+its compiler. Speed cannot be known so, since a matmul's tiles are chosen by timing on the device.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from jax_grpo.system import devices
 from jax_grpo.system.compilation import compiled_anew
 
 INSTALL = (
-    "pip install 'jax_grpo[aot]' (jax-cuda12-plugin and jax-cuda12-pjrt of JAX's version, nvidia-cuda-nvcc-cu12), and set "
+    "pip install -e '.[aot]' here (jax-cuda12-plugin and jax-cuda12-pjrt of JAX's version, nvidia-cuda-nvcc-cu12), and set "
     "JAX_PLATFORMS=cpu"
 )
 HERE = ("cpu", "local")
@@ -39,11 +39,11 @@ _NO_TILES = "output tile sizes"  # Triton's matmuls refuse some row counts when 
 
 
 class CannotCompile(RuntimeError):
-    """No compiler for the target here; says what to install."""
+    """No compiler for the target is installed; the message names the packages."""
 
 
 class Device(NamedTuple):
-    """What is compiled for: `memory` in bytes, `kind` as JAX names it; a CPU's memory is the host's."""
+    """The device of a target: `memory` in bytes, `kind` as JAX names it; a CPU's memory is the host's."""
 
     target: str
     kind: str
@@ -63,7 +63,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled program's memory in bytes, and of `compile_program` what fills it."""
+    """A compiled program's memory in bytes; from `compile_program` also the arrays that fill it."""
 
     arguments: int  # inputs, donated ones included
     outputs: int  # results
@@ -71,7 +71,7 @@ class Compiled:
     temporaries: int  # everything else; one block whose size is that of its fullest moment
     live: tuple[dumps.Live, ...] = ()  # arrays at that moment, arguments included, largest first
     hlo: str = dataclasses.field(default="", compare=False)  # optimised; its numbers differ each time
-    kernels: tuple[Kernel, ...] = ()  # of a GPU, those that were asked for
+    kernels: tuple[Kernel, ...] = ()  # of a GPU; see `compile_program`
     thunks: tuple[str, str] = dataclasses.field(default=("", ""), compare=False)  # see `dumps.thunks`
 
     @property
@@ -88,27 +88,22 @@ def memory_of(executable: jax.stages.Compiled) -> Compiled:
 
 
 def device(target: str) -> Device:
-    """Facts of the target. Raises UnknownTarget, see `jax_device`."""
+    """Facts of the target. Raises UnknownTarget, see `jax_devices`."""
     if target not in HERE:
         facts = devices.read(target, HERE)
         return Device(target, facts.device_kind, facts.memory)
-    here = jax_device(target)
+    here = jax_devices(target)[0]
     limit = (here.memory_stats() or {}).get("bytes_limit")  # absent on a CPU
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(target, here.device_kind, int(limit or whole), here.platform == "cpu")
 
 
-def jax_device(target: str) -> Any:
-    """JAX's device of the target: see `jax_devices`."""
-    return jax_devices(target, 1)[0]
-
-
-def jax_devices(target: str, count: int) -> Sequence[Any]:
-    """So many of JAX's devices of the target, of one host; nothing can run on those that are not here, of which all may be.
+def jax_devices(target: str, count: int = 1) -> Sequence[Any]:
+    """JAX's devices of the target, of one host: all that are here, or `count` of a GPU that is not, on which nothing can run.
 
     Raises:
         UnknownTarget: the name is neither a file of `system.devices` nor `cpu` or `local`.
-        CannotCompile: its compiler is not installed; says what is missing.
+        CannotCompile: its compiler is not installed.
     """
     if target in HERE:
         return jax.devices("cpu" if target == "cpu" else None)
@@ -122,7 +117,7 @@ def jax_devices(target: str, count: int) -> Sequence[Any]:
 def compile_program(target: str, program: Program, *, kernels: str | None = None) -> Compiled:
     """The program as jit compiles it for the target, and of its GPU kernels those whose name begins with `kernels`.
 
-    Raises as `jax_device` does, and CannotCompile when the assembler refuses a kernel.
+    Raises as `jax_devices` does, and CannotCompile when the assembler refuses a kernel.
     """
     options: dict[str, Any] = {"xla_dump_hlo_as_text": True}
     if kernels is not None and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
@@ -139,24 +134,25 @@ def compile_program(target: str, program: Program, *, kernels: str | None = None
 
 
 def program_bytes(target: str, program: Program) -> int:
-    """`compile_program(target, program).total`, without asking what fills it, which takes longer."""
+    """`compile_program(target, program).total`, without dumps, which take longer."""
     return memory_of(_executable(target, program, {})).total
 
 
 def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.stages.Compiled:
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(program.arguments)]
     mesh = next((x.mesh for x in shardings if isinstance(x, NamedSharding)), None)
-    where = jax_device(target) if mesh is None else np.asarray(mesh.devices).flat[0]
+    where = jax_devices(target)[0] if mesh is None else np.asarray(mesh.devices).flat[0]
     if where.platform != "cpu":  # where a program's own options hold, which these would replace
         options = AS_WRITTEN | options
 
     def placed(x: Any) -> jax.ShapeDtypeStruct:
         """On the device, or in its host's memory if it was there; on a mesh where it says, or whole everywhere."""
-        if mesh is not None:
-            cut = isinstance(getattr(x, "sharding", None), NamedSharding)
-            return x if cut else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
-        kind = getattr(getattr(x, "sharding", None), "memory_kind", None)  # none where no device is meant yet
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(where, memory_kind=kind))
+        sharding = getattr(x, "sharding", None)  # none where no device is meant yet
+        if mesh is None:
+            sharding = SingleDeviceSharding(where, memory_kind=getattr(sharding, "memory_kind", None))
+        elif not isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     with jax.default_device(where):
         lowered = program.function.lower(*jax.tree.map(placed, program.arguments))
@@ -169,21 +165,21 @@ def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.s
 
 
 def _kernels(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
-    """What the assembler, that of an installed nvcc wheel or one on the PATH, says of each dumped kernel; nothing without one."""
+    """The figures of an assembler, of an installed nvcc wheel or on the PATH, for each dumped kernel; none without one."""
     wheels = (str(path) for place in sys.path for path in Path(place).glob("nvidia/*/bin/ptxas"))
     assembler, kernels = next(wheels, None) or shutil.which("ptxas"), {}
     launches = "".join(path.read_text() for path in folder.glob("*thunk_sequence.txt"))
     for path in sorted(folder.glob("*.ptx")) if assembler else []:
-        names = [name for name in re.findall(r"\.entry (\w+)\(", path.read_text()) if name.startswith(beginning)]
+        names = re.findall(rf"\.entry ({beginning}\w*)\(", path.read_text())
         if not names:
             continue
         command = [str(assembler), "-v", f"-arch={devices.read(target).architecture}", str(path), "-o", os.devnull]
         assembled = subprocess.run(command, capture_output=True, text=True, check=False)
-        message = assembled.stderr.strip()
         if assembled.returncode:
-            raise CannotCompile(f"{assembler} cannot assemble {names[0]} (too old?): {message}; {INSTALL}")
+            reason = assembled.stderr.strip()
+            raise CannotCompile(f"{assembler} cannot assemble {names[0]} (too old?): {reason}; {INSTALL}")
         for name in names:
-            about = message.split(f"'{name}'", 1)[1]
+            about = assembled.stderr.split(f"'{name}'", 1)[1]
             figures = (
                 re.search(r"Used (\d+) registers", about),
                 re.search(r"(\d+) bytes spill stores", about),

@@ -1,23 +1,17 @@
-"""What XLA's dumps say of a compiled program: what is alive when it needs the most memory, who asked for it, its wide matmuls.
+"""XLA's dumps of a compiled program: the arrays that are alive when it needs the most memory, their source, its wide matmuls.
 
-Read from the text files that XLA dumps: `live-range` names the values at the peak, `buffer-assignment` says which of them share a
-place, and the optimised HLO who made them. Works alike for the GPU's compiler and the CPU's. Knows nothing of configs.
+The text file `live-range` names the values at the peak, `buffer-assignment` those that share a place, and the optimised HLO the
+operations that made them. Works alike for the GPU's compiler and the CPU's. Knows nothing of configs.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Of an HLO module's text: a computation's name; an instruction's name, shape, opcode, and operands with all that follows them.
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
-_TWO_OPERANDS = re.compile(r"%?([\w.-]+), %?([\w.-]+)[,)]")
-_CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
-_OP = re.compile(r'op_name="([^"]*)"')
+from jax_grpo.memory.hlo import Module
+
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
-_INLINE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 # Of the tables at the head of a module, in which frames refer to locations, and these to files.
 _FILE = re.compile(r'^(\d+) "(.*)"', re.MULTILINE)
 _LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+).*? line=(\d+)", re.MULTILINE)
@@ -32,16 +26,16 @@ PACKAGE = "jax_grpo"
 
 
 class Live(NamedTuple):
-    """An array that is alive at the peak; of its origin, what the compiler does not say is empty."""
+    """An array that is alive at the peak; `operation` and `source` are empty where the compiler does not know them."""
 
     size: int  # bytes
     place: str  # `argument`, `output`, `constant` or `temporary`: who owns its memory
     shape: str  # `f32[50304,768]`
     operation: str  # JAX's name of what made it
-    source: str  # `file.py:line` of the project that asked for it
+    source: str  # `file.py:line` of the project that the operation stands in
 
 
-_Origin = tuple[str, str]  # who asked for an instruction: its `operation` and `source`, see `Live`
+_Origin = tuple[str, str]  # an instruction's `operation` and `source`, see `Live`
 _UNKNOWN = ("", "")
 
 
@@ -73,25 +67,12 @@ def optimised_hlo(folder: Path) -> str:
 
 
 def thunks(folder: Path) -> tuple[str, str]:
-    """What the GPU's runtime will run, in order and by loop and CUDA graph, and which instruction each step came from.
-
-    Of a CPU's program, which has none, empty.
-    """
+    """The steps of the GPU's runtime, by loop and CUDA graph, and the instruction of each step; empty for a CPU's program."""
     if not any(folder.glob("*thunk_metadata.txt")):
         return "", ""
     passed = "thunk_sequence_after_thunk_passes.txt"  # written only where these passes changed something, as graphs do
     sequence = passed if any(folder.glob(f"*{passed}")) else "thunk_sequence.txt"
     return _text(folder, sequence), _text(folder, "thunk_metadata.txt")
-
-
-def instructions(hlo: str) -> Iterator[tuple[str, re.Match[str]]]:
-    """Each instruction of a module's text with the name of its computation; groups: name, shape, opcode, operands and the rest."""
-    computation = ""
-    for line in hlo.splitlines():
-        if opened := _COMPUTATION.match(line):
-            computation = opened.group(1)
-        if instruction := _INSTRUCTION.match(line):
-            yield computation, instruction
 
 
 def _text(folder: Path, ending: str) -> str:
@@ -111,7 +92,7 @@ def _places(assignment: str) -> dict[tuple[str, str], tuple[tuple[int, int], tup
     for line in assignment.splitlines():
         if header := _ALLOCATION.match(line):
             allocation = int(header.group(1))
-            owner = next((ours for word, ours in _OWNERS.items() if word in header.group(2)), "temporary")
+            owner = next((owner for word, owner in _OWNERS.items() if word in header.group(2)), "temporary")
         elif (value := _VALUE.match(line)) and not value.group(5).startswith("("):
             name, index, size, offset, shape = value.groups()
             places[name, index or "{}"] = (allocation, int(offset)), (int(size), owner, shape.split("{")[0])
@@ -122,32 +103,29 @@ def _origins(hlo: str) -> dict[str, _Origin]:
     """Operation and source line of each instruction; a fusion without its own has those of what it computes last."""
     frames = _frames(hlo)
     origins: dict[str, _Origin] = {}
-    last_of: dict[str, _Origin] = {}
-    called_by: dict[str, str] = {}
-    for computation, instruction in instructions(hlo):
-        name, line = instruction.group(1), instruction.string
-        if operation := _OP.search(line):
-            if frame := _FRAME.search(line):
-                source = frames.get(int(frame.group(1)), "")
-            else:
-                source = _relative(*inline.groups()) if (inline := _INLINE.search(line)) else ""
+    last_of: dict[str, _Origin] = {}  # by computation; those that an instruction calls stand above it
+    for name, instruction in Module(hlo).instructions.items():
+        if (operation := instruction.operation) is not None:
+            frame = _FRAME.search(instruction.line)
+            source = frames.get(int(frame.group(1)), "") if frame else ""
             # The last names of JAX's path of transformations say what is computed, the first ones only where it is nested.
-            path = [part for part in operation.group(1).split("/") if part not in _NESTING]
-            origins[name] = last_of[computation] = ("/".join(path[-3:]), source)
-        elif called := _CALLS.search(line):
-            called_by[name] = called.group(1)
-    return {name: last_of.get(called, _UNKNOWN) for name, called in called_by.items()} | origins
-
-
-def _relative(file: str, line: str) -> str:
-    _, package, rest = file.rpartition(f"/{PACKAGE}/")
-    return f"{PACKAGE}/{rest}:{line}" if package else ""
+            path = [part for part in operation.split("/") if part not in _NESTING]
+            origins[name] = last_of[instruction.computation] = ("/".join(path[-3:]), source)
+        elif called := instruction.called:
+            origins[name] = last_of.get(called[0], _UNKNOWN)
+    return origins
 
 
 def _frames(hlo: str) -> dict[int, str]:
     """The innermost line of the project of each stack frame in the tables at the head of the module."""
-    files, frames = dict(_FILE.findall(hlo.partition("FunctionNames")[0])), {}  # names of functions look alike
-    locations = {number: _relative(files.get(file, ""), line) for number, file, line in _LOCATION.findall(hlo)}
+    files, locations, frames = (
+        dict(_FILE.findall(hlo.partition("FunctionNames")[0])),
+        {},
+        {},
+    )  # names of functions look alike
+    for number, file, line in _LOCATION.findall(hlo):
+        _, package, path = files.get(file, "").rpartition(f"/{PACKAGE}/")
+        locations[number] = f"{PACKAGE}/{path}:{line}" if package else ""
     for number, location, parent in _STACK_FRAME.findall(hlo):
         # Parents are counted from 1 where frames are too, and a frame that names itself has none above it.
         frames[int(number)] = locations.get(location) or frames.get(int(parent or 0) - 1, "")
@@ -156,12 +134,10 @@ def _frames(hlo: str) -> dict[int, str]:
 
 def wide_dots(hlo: str) -> tuple[str, ...]:
     """Lines of matmuls whose two operands are float32 or wider (on a GPU: half the speed of bfloat16, or less)."""
-    dtypes: dict[str, str] = {}
-    wide = []
-    for _, instruction in instructions(hlo):
-        name, shape, opcode, rest = instruction.groups()
-        dtypes[name] = shape.split("[")[0]
-        operands = _TWO_OPERANDS.match(rest) if opcode == "dot" or "__cublas" in rest else None
-        if operands and all(dtypes.get(operand) in ("f32", "f64") for operand in operands.groups()):
-            wide.append(instruction.string.strip().split(", metadata")[0])
-    return tuple(wide)
+    module = Module(hlo)
+
+    def is_wide(name: str) -> bool:
+        return name in module.instructions and module.instructions[name].shape.startswith(("f32", "f64"))
+
+    matmuls = (each for each in module.instructions.values() if each.opcode == "dot" or "__cublas" in each.line)
+    return tuple(each.line.split(", metadata")[0] for each in matmuls if all(map(is_wide, each.operands[:2])))

@@ -1,7 +1,7 @@
-"""What fits on a device: `update.micro_batches: auto`, the largest batches, and what to change when a running program does not.
+"""What fits on a device: `update.micro_batches: auto`, the largest batches, and advice when a running program does not fit.
 
 Every figure is that of a compiled program. A new run chooses its micro-batches once, before anything is allocated; one that
-continues keeps its checkpoint's number, since another cut rounds otherwise. Knows no trainer: `train` and the report ask.
+continues uses its checkpoint's number, since another division rounds differently. Knows no trainer.
 """
 
 import bisect
@@ -24,7 +24,7 @@ from jax_grpo.system.phases import Phases
 
 MARGIN = 0.1  # of the limit: fragmentation, a GPU's workspaces, a CPU's thread stacks and packed operands
 LINE_ERROR = 1 / 32  # of a count: programs' bytes are straight in their prompts to about this
-SMALLER = {  # what makes a program that generates need less
+SMALLER = {  # advice that makes a program that generates need less
     "rollout": "lower prompts.per_iteration, rollout.group_size, rollout.max_new_tokens or prompts.max_prompt_tokens",
     "evaluation": "lower rollout.max_new_tokens or prompts.max_prompt_tokens, or set evaluation.positions 0",
 }
@@ -39,8 +39,8 @@ def choose_micro_batches(
 ) -> Config:
     """The config with a number for `auto`: the fewest micro-batches whose update fits. As it is when it has a number.
 
-    What no micro-batch makes smaller, the rollout and the evaluation, must fit as well. `say` is told in one line what was chosen
-    and why; `before` is the config of the checkpoint to continue from.
+    The rollout and the evaluation, which micro-batches do not make smaller, must fit as well. `say` gets one line with the choice
+    and the reason; `before` is the config of the checkpoint to continue from.
 
     Raises:
         NothingFits: names the program, the limit and what to change.
@@ -53,49 +53,42 @@ def choose_micro_batches(
         return config.with_micro_batches(earlier)
 
     needs = functools.cache(lambda count: bytes_of(config.with_micro_batches(count), "update", target))
-    limit, source = limit_of(config, target)
+    limit, source = limit_of(config.update.memory_limit_gb, target)
     usable = (1 - MARGIN) * limit
     allowance = f"{1 - MARGIN:.0%} of {limit / GB:.3f} GB may be used ({source})"
-    count = fewest(possible, needs, usable)
-    if count is None:
+    if (count := fewest(possible, needs, usable)) is None:
         raise NothingFits(
             f"update.micro_batches auto: the update needs {needs(possible[-1]) / GB:.3f} GB with one completion at a time, and "
             f"{allowance}; set model.remat true or lm_head.implementation chunked, or lower rollout.max_new_tokens"
         )
     run = run_on(target, config.with_micro_batches(1))
-    generation = {program.name: _bytes_on(target, run, program) for program in run.programs if program.generates}
-    name = max(generation, key=lambda name: generation[name])
-    if generation[name] > usable:
+    most, name = max((_bytes_on(target, run, program), program.name) for program in run.programs if program.generates)
+    if most > usable:
         raise NothingFits(
-            f"update.micro_batches auto: the {name} program needs {generation[name] / GB:.3f} GB however the update is cut, and "
+            f"update.micro_batches auto: the {name} program needs {most / GB:.3f} GB however the update is cut, and "
             f"{allowance}; {SMALLER[name.split('/')[0]]}"
         )
     say(
-        f"update.micro_batches: auto is {count}, of {step_completions(config) // count} completions: {needs(count) / GB:.3f} GB "
+        f"update.micro_batches: auto is {count}, of {config.step_completions() // count} completions: {needs(count) / GB:.3f} GB "
         f"of {limit / GB:.3f} ({source}), {needs.cache_info().misses} programs compiled"
     )
     return config.with_micro_batches(count)
 
 
-def step_completions(config: Config) -> int:
-    """Completions of one optimiser step."""
-    return config.prompts.per_iteration * config.rollout.group_size // config.update.minibatches
+def limit_of(limit_gb: float | None, target: str) -> tuple[float, str]:
+    """Bytes that the run may use on the target, and the source of that limit.
 
-
-def limit_of(config: Config, target: str) -> tuple[float, str]:
-    """Bytes that the run may use on the target, and what says so.
-
-    The config's own limit; else of a GPU what JAX's allocator has, or would take of one that is not here; else the CPU's
-    memory that is available now, within that of the control group that the process is in.
+    `limit_gb`, which is `update.memory_limit_gb`; else of a GPU what JAX's allocator has, or would take of one that is not here;
+    else the CPU's memory that is available now, within that of the control group that the process is in.
     """
-    if config.update.memory_limit_gb is not None:
-        return GB * config.update.memory_limit_gb, "update.memory_limit_gb"
+    if limit_gb is not None:
+        return GB * limit_gb, "update.memory_limit_gb"
     where = device(target)
     if target not in HERE:
         return POOL * where.memory, f"{POOL:.0%} of {where.kind}"
-    if target == "local" and (jax.devices()[0].memory_stats() or {}).get("bytes_limit"):
-        return where.memory, f"what JAX has of {where.kind}"
-    return available(where.memory), "memory available"
+    if where.shares_host_memory:
+        return available(where.memory), "memory available"
+    return where.memory, f"what JAX has of {where.kind}"
 
 
 def run_on(target: str, config: Config) -> Run:
@@ -118,7 +111,7 @@ def _bytes_on(target: str, run: Run, program: Program) -> int:
 def fewest(counts: Sequence[int], needs: Callable[[int], int], limit: float) -> int | None:
     """The first of the counts whose need is at most the limit, found by halving: needs fall from one count to the next.
 
-    The first count itself is asked before: where it fits, as it mostly does, no other program is compiled.
+    The first count itself is tried before: where it fits, as it mostly does, no other program is compiled.
     """
     if counts and needs(counts[0]) <= limit:
         return counts[0]
@@ -151,12 +144,11 @@ def largest_completions(config: Config, name: str, where: Device) -> tuple[int, 
     of one prompt: then it is the program that grows fastest, since it holds every completion's cache. (The evaluation's batch is
     the same whatever an iteration's is.)
     """
-    one_step = name == "update"
+    one_step, values = name == "update", config.model_dump()
     start = config.prompts.per_iteration // (config.update.minibatches * config.update.parts if one_step else 1)
 
     def needs(prompts: int) -> int:
         """With so many prompts, all of them one optimiser batch."""
-        values = config.model_dump()
         values["prompts"]["per_iteration"] = prompts
         values["update"] |= {"minibatches": 1, "micro_batches": 1 if one_step else prompts}
         values["kl"] |= {"guardrail": "log"}  # which compiles to the same, and may stand beside one step an iteration
@@ -180,16 +172,17 @@ def explain_out_of_memory(phases: Phases, config: Config) -> Iterator[None]:
             raise
         program = phases.running[0] if phases.running else "between programs"
         raise DeviceOutOfMemory(
-            f"the {program} program does not fit on {jax.devices()[0].device_kind}{_asked(str(error))}. {_advice(program, config)}"
+            f"the {program} program does not fit on {jax.devices()[0].device_kind}{_requested(str(error))}. "
+            f"{_advice(program, config)}"
         ) from error
 
 
-def _asked(message: str) -> str:
-    """What the runtime says about sizes; the wording differs by backend and version."""
-    asked = re.search(r"allocat\w*(?: of| request for)? (\d+(?:\.\d+)?) ?([KMGT]i?B)?", message)
-    if not asked:
+def _requested(message: str) -> str:
+    """The bytes in the runtime's message, in words; the wording differs by backend and version."""
+    size = re.search(r"allocat\w*(?: of| request for)? (\d+(?:\.\d+)?) ?([KMGT]i?B)?", message)
+    if not size:
         return ""
-    return f" (it asked for {f'{asked[1]} {asked[2]}' if asked[2] else f'{int(asked[1]) / GB:.2f} GB'} more)"
+    return f" (it asked for {f'{size[1]} {size[2]}' if size[2] else f'{int(size[1]) / GB:.2f} GB'} more)"
 
 
 def _advice(program: str, config: Config) -> str:
@@ -204,7 +197,7 @@ def _advice(program: str, config: Config) -> str:
             f"It generates completions of up to {cap} tokens for {BATCH} held-out prompts side by "
             f"side: {SMALLER['evaluation']}"
         )
-    now, more, completions = config.update.parts, next_micro_batches(config), step_completions(config)
+    now, more, completions = config.update.parts, next_micro_batches(config), config.step_completions()
     if more is None:
         return "Its micro-batch is one completion already: lower rollout.max_new_tokens, or set model.remat true"
     return (

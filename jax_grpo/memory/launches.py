@@ -1,23 +1,38 @@
-"""Kernels that a compiled program launches, by loop and branch, with the bytes they move and their FLOPs.
+"""Kernels that a compiled program launches, by loop and branch, with the bytes they move, their FLOPs, and the least time of each.
 
-Read from what XLA says its GPU runtime will do: the steps ("thunks") in order, under the loop, branch or CUDA graph they belong to,
-and the instruction each came from (`traffic`). Knows nothing of time: see `floors`.
+Read from XLA's dump of its GPU runtime's steps ("thunks"): in order, under the loop, branch or CUDA graph that they belong to, with
+the instruction of each (`traffic`). Least times are by the target's bandwidth and peaks (`system.devices`), and by assumed costs of
+a launch. A program is slower than each of these floors; the highest of them is the one to lower.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grpo.config import Config
 from jax_grpo.memory.compile import Compiled
-from jax_grpo.memory.traffic import Module
+from jax_grpo.memory.hlo import Module
+from jax_grpo.memory.programs import LATER_TURNS, Program, Run, generated
+from jax_grpo.memory.traffic import cost
+from jax_grpo.model import flops
+from jax_grpo.rollout.decoding import chunk_lengths
+from jax_grpo.system import devices
+
+# Assumptions in seconds; none of them was measured here. A launch of a kernel, a copy or a whole graph by the host, from a good
+# case to a common one; and what lies between two dependent kernels of a graph.
+LAUNCH_S = (2e-6, 5e-6)
+GRAPH_KERNEL_S = 1e-6
+_PEAK_OF = {"bf16": "bfloat16", "f16": "bfloat16"}  # all others multiply as float32 does
 
 _THUNK = re.compile(r"^ *(\d+): (k\w+)")
 _LABEL = re.compile(r"^ *(\w+):$")
+_JITTED = re.compile(r"^jit\(\w+\)/")
 _METADATA = re.compile(r'profile_annotation: "([^"]*)"\s+(?:thunk_id: (\d+))?')
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_OPERATION = re.compile(r'op_name="(?:jit\(\w+\)/)?([^"]*)"')
 _GRAPH, _LOOP, _CHOICE = "kCommandBuffer", "kWhile", "kConditional"
 _NO_LAUNCH = ("kSequential", "kWaitForStreams", "kCopyDone")
 
@@ -27,18 +42,17 @@ class Thunk(NamedTuple):
 
     number: int  # XLA's; of a CUDA graph 0
     kind: str  # `kCustomKernel`, `kWhile`, ...
-    parts: dict[
-        str, list["Thunk"]
-    ]  # steps of a loop's `condition` and `body`, a choice's branches; of a graph under ""
+    # Steps of a loop's `condition` and `body`, or of a choice's branches; of a graph under "".
+    parts: dict[str, list["Thunk"]]
 
 
 @dataclass(kw_only=True)
-class Stretch:
+class Segment:
     """Steps that run one after another each time their loop or branch is entered: counts of one such time."""
 
     name: str  # `entry`, or XLA's name of the loop, and of a branch its label
-    operation: str  # JAX's name of what the loop or choice was
-    trips: int | None = 1  # how often it runs in a run of the program; None where only the data tell
+    operation: str  # JAX's name of the loop or branch
+    trips: int | None = 1  # how often it runs in a run of the program; None where that depends on the data
     kernels: int = 0  # copies within the device included
     copies: int = 0  # of them
     graphs: int = 0  # CUDA graphs, each launched once
@@ -51,11 +65,26 @@ class Stretch:
 
     @property
     def launches(self) -> int:
-        """What the host launches: kernels outside graphs, and graphs."""
+        """Launches by the host: kernels outside graphs, and graphs."""
         return self.kernels - self.captured + self.graphs
 
+    def floors(self, target: str) -> dict[str, float]:
+        """Least seconds of one pass through it, by what bounds it.
 
-def stretches(compiled: Compiled, dynamic_trips: Sequence[int] = ()) -> list[Stretch]:
+        `launches` takes a launch by the host at the lower `LAUNCH_S`, and a graph's kernels at `GRAPH_KERNEL_S`;
+        `launches_without_graphs` takes each kernel at the upper one. `arithmetic` leaves out opaque kernels.
+        """
+        facts = devices.read(target)
+        peaks = {dtype: devices.device_peak(facts.device_kind, _PEAK_OF.get(dtype, "float32")) for dtype in self.flops}
+        return {
+            "bandwidth": self.moved / facts.bandwidth,
+            "arithmetic": sum(count / (peaks[dtype] or float("nan")) for dtype, count in self.flops.items()),
+            "launches": self.captured * GRAPH_KERNEL_S + self.launches * LAUNCH_S[0],
+            "launches_without_graphs": self.kernels * LAUNCH_S[1],
+        }
+
+
+def segments(compiled: Compiled, dynamic_trips: Sequence[int] = ()) -> list[Segment]:
     """The program's straight parts, the entry first, then loops and branches in the order they run.
 
     `dynamic_trips` are those of loops outside branches whose number XLA does not know, in order; a loop inside a branch, and a loop
@@ -67,8 +96,46 @@ def stretches(compiled: Compiled, dynamic_trips: Sequence[int] = ()) -> list[Str
     sequence, metadata = compiled.thunks
     if not sequence:
         raise ValueError("no thunks: launches are counted in programs that are compiled for a GPU")
-    instructions = {int(number or 0): name for name, number in _METADATA.findall(metadata)}
-    return list(_Reader(Module(compiled.hlo), instructions, iter(dynamic_trips)).read(tree(sequence)))
+    names = {int(number or 0): name for name, number in _METADATA.findall(metadata)}
+    module, trips_left = Module(compiled.hlo), iter(dynamic_trips)
+    parts = [Segment(name="entry", operation="")]
+
+    def add(to: Segment, thunks: list[Thunk], captured: bool = False, in_branch: bool = False) -> None:
+        """Adds steps to a segment; a loop or branch among them becomes a part of its own."""
+        for thunk in thunks:
+            name = names.get(thunk.number, "")
+            instruction = module.instructions.get(name)
+            operation = _JITTED.sub("", instruction.operation or "") if instruction else ""
+            if thunk.kind == _LOOP:
+                parts.append(loop := Segment(name=name, operation=operation))
+                steps, trips = thunk.parts.get("body", []), instruction.trips if instruction else None
+                if trips is None:  # the runtime, which counts known trips by itself, evaluates the condition
+                    steps = [*thunk.parts.get("condition", []), *steps]
+                    trips = None if in_branch else next(trips_left, None)
+                    loop.waits += not captured
+                loop.trips = None if trips is None or to.trips is None else trips * to.trips
+                add(loop, steps, in_branch=in_branch)
+            elif thunk.kind == _CHOICE:
+                to.waits += not captured
+                for label, steps in thunk.parts.items():
+                    parts.append(branch := Segment(name=f"{name}/{label}", operation=operation, trips=None))
+                    add(branch, steps, in_branch=True)
+            elif thunk.parts or thunk.kind == _GRAPH:
+                to.graphs += thunk.kind == _GRAPH and not captured
+                for steps in thunk.parts.values():
+                    add(to, steps, captured or thunk.kind == _GRAPH, in_branch)
+            elif thunk.kind not in _NO_LAUNCH:
+                kernel = cost(module, name)
+                to.kernels += 1
+                to.copies += thunk.kind == "kCopy"
+                to.captured += captured
+                to.moved += kernel.moved
+                to.flops += kernel.flops
+                to.opaque += kernel.opaque
+                to.unknown += instruction is None
+
+    add(parts[0], tree(sequence))
+    return parts
 
 
 def tree(sequence: str) -> list[Thunk]:
@@ -78,87 +145,58 @@ def tree(sequence: str) -> list[Thunk]:
     labels: dict[int, str] = {}  # by indentation of the loop or choice: which of its parts is being read
     for line in sequence.splitlines():
         indent = len(line) - len(line.lstrip())
-        if found := _LABEL.match(line):
-            if found.group(1) == "condition":  # which XLA does not indent, right under its loop
-                labels[open_[-1][0]] = "condition"
-            else:
-                labels[indent - 2] = found.group(1)
-        elif found := _THUNK.match(line):
+        if label := _LABEL.match(line):
+            # XLA does not indent `condition:`, which stands right under its loop.
+            labels[open_[-1][0] if label.group(1) == "condition" else indent - 2] = label.group(1)
+        elif step := _THUNK.match(line):
             while open_[-1][0] >= indent:
                 open_.pop()
             outer, above = open_[-1]
-            thunk = Thunk(int(found.group(1)), found.group(2), {})
-            label = labels[outer] if above.kind in (_LOOP, _CHOICE) else ""
-            above.parts.setdefault(label, []).append(thunk)
+            thunk = Thunk(int(step.group(1)), step.group(2), {})
+            part = labels[outer] if above.kind in (_LOOP, _CHOICE) else ""
+            above.parts.setdefault(part, []).append(thunk)
             open_.append((indent, thunk))
     return root.parts.get("", [])
 
 
-class _Reader:
-    """Walks the tree and adds up; the module says what each kernel costs."""
+def launches_of(target: str, config: Config, run: Run, program: Program, compiled: Compiled) -> dict[str, Any]:
+    """A program's segments with their floors, and the FLOPs that its task needs by formula, as JSON values.
 
-    def __init__(self, module: Module, instructions: Mapping[int, str], dynamic_trips: Iterator[int]):
-        self.module, self.instructions, self.dynamic_trips = module, instructions, dynamic_trips
+    Of a loop that decodes, `least_moved` is the bytes that a step must read, however it is written: every weight in the compute
+    dtype, and the cache of prompts and completions as long as this loop's is.
+    """
+    first_turn = program.generates and program.name != LATER_TURNS  # the length of a later one depends on the data
+    cap, whole = config.rollout.max_new_tokens, config.model.decode_attention == "pallas"
+    lengths = chunk_lengths(cap, whole=whole) if first_turn else []
+    parts = [
+        {**vars(segment), "flops": dict(segment.flops), "floors": segment.floors(target)}
+        for segment in segments(compiled, lengths)
+    ]
+    decoding = [part for part in parts if part["waits"] and part["trips"] and part["name"] != "entry"]
+    for number, part in enumerate(decoding[: len(lengths)]):
+        part["least_moved"] = _least_moved(config, run, program, sum(lengths[: number + 1]))
+    return {"formula_flops": _formula(config, run, program), "parts": parts}
 
-    def read(self, thunks: list[Thunk]) -> Iterator[Stretch]:
-        entry = Stretch(name="entry", operation="")
-        yield from self._filled(entry, thunks, in_branch=False)
 
-    def _filled(self, stretch: Stretch, thunks: list[Thunk], in_branch: bool) -> list[Stretch]:
-        """The stretch with the steps added, and what is nested in it after it."""
-        nested: list[Stretch] = []
-        self._add(stretch, thunks, False, in_branch, nested)
-        return [stretch, *nested]
+def _least_moved(config: Config, run: Run, program: Program, columns: int) -> int:
+    """Bytes of the weights that a decode step reads, and of the keys and values of prompts and so many columns."""
+    sizes, mask_PT = run.architecture, program.arguments[2]
+    rows = generated(program)[0].stopped_PG.size
+    weights = sizes.padded_vocab_size * sizes.hidden_size + sizes.num_layers * sizes.block_matrices
+    cache = 2 * sizes.num_layers * sizes.kv_heads * sizes.head_dim * (mask_PT.size + rows * columns)
+    return (weights + cache) * jnp.dtype(config.model.compute_dtype).itemsize
 
-    def _add(
-        self, stretch: Stretch, thunks: list[Thunk], captured: bool, in_branch: bool, nested: list[Stretch]
-    ) -> None:
-        for thunk in thunks:
-            if thunk.kind == _LOOP:
-                nested += self._loop(stretch, thunk, captured, in_branch)
-            elif thunk.kind == _CHOICE:
-                stretch.waits += not captured
-                for label, steps in thunk.parts.items():
-                    branch = self._named(thunk, label)
-                    branch.trips = None
-                    nested += self._filled(branch, steps, in_branch=True)
-            elif thunk.kind == _GRAPH:
-                stretch.graphs += not captured
-                self._add(stretch, thunk.parts.get("", []), True, in_branch, nested)
-            elif thunk.parts:
-                self._add(
-                    stretch, [step for steps in thunk.parts.values() for step in steps], captured, in_branch, nested
-                )
-            elif thunk.kind not in _NO_LAUNCH:
-                self._launch(stretch, thunk, captured)
 
-    def _loop(self, outer: Stretch, thunk: Thunk, captured: bool, in_branch: bool) -> list[Stretch]:
-        loop = self._named(thunk)
-        instruction = self.module.instruction(loop.name)
-        known = _TRIPS.search(instruction.attributes) if instruction else None
-        steps = thunk.parts.get("body", [])
-        if known:  # the runtime counts by itself and evaluates no condition
-            loop.trips = int(known.group(1))
-        else:
-            steps = [*thunk.parts.get("condition", []), *steps]
-            loop.trips = None if in_branch else next(self.dynamic_trips, None)
-            loop.waits += not captured
-        loop.trips = None if loop.trips is None or outer.trips is None else loop.trips * outer.trips
-        return self._filled(loop, steps, in_branch)
-
-    def _named(self, thunk: Thunk, label: str = "") -> Stretch:
-        name = self.instructions.get(thunk.number, "")
-        instruction = self.module.instruction(name)
-        operation = _OPERATION.search(instruction.attributes) if instruction else None
-        return Stretch(name=f"{name}/{label}" if label else name, operation=operation.group(1) if operation else "")
-
-    def _launch(self, stretch: Stretch, thunk: Thunk, captured: bool) -> None:
-        name = self.instructions.get(thunk.number, "")
-        cost = self.module.cost(name)
-        stretch.kernels += 1
-        stretch.copies += thunk.kind == "kCopy"
-        stretch.captured += captured
-        stretch.moved += cost.moved
-        stretch.flops += cost.flops
-        stretch.opaque += cost.opaque
-        stretch.unknown += self.module.instruction(name) is None
+def _formula(config: Config, run: Run, program: Program) -> float | None:
+    """FLOPs of the task, every column a real token (`model.flops`); None of an episode's later turns."""
+    if program.name == LATER_TURNS:
+        return None
+    if program.generates:
+        prompt, completion = program.arguments[2].shape, generated(program)[0].completion_ids_PGC.shape
+    else:
+        tokens = program.arguments[1].tokens
+        prompt, completion = tokens.prompt_mask_PT.shape, tokens.completion_mask_PGC.shape
+    work = flops.completions_work(np.ones(prompt), np.ones(completion), run.architecture.window)
+    backward = flops.BACKWARD if config.model.adapter is None else flops.BACKWARD_UNDER_ADAPTERS
+    passes = 1 + backward if program.name == "update" else 1
+    return passes * flops.forward(run.architecture, work)

@@ -1,10 +1,9 @@
-"""A program's memory as it is when it runs here, beside what its report says: the check of the report.
+"""A program's memory measured while it runs on this machine, beside the report's figure: the check of the report.
 
 Each program runs in a process of its own. On a GPU the allocator's own peak is read; a CPU's keeps none, so that the process's
 resident pages are: before the arguments are made, and at their most while the program runs. Linux only.
 """
 
-import argparse
 import gc
 import json
 import os
@@ -19,6 +18,7 @@ import numpy as np
 from jax_grpo.config import Config, load_config
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import run_of
+from jax_grpo.memory.report import table
 from jax_grpo.system.memory import forget_peak, peak, resident, trim
 from jax_grpo.system.process import child_record
 
@@ -37,21 +37,21 @@ def compare(
     config: str, overrides: list[str], target: str, programs: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], str]:
     """Measured bytes by program, and lines that put them beside those of the report."""
-    measured, lines = {}, ["", "| program | compiled MB | measured MB | difference |", "|---|---|---|---|"]
+    measured, rows = {}, []
     for program in programs:
         name, compiled = program["name"], program["peak"]
         record = measured[name] = fresh(config, overrides, target, name)
         if "error" in record:
-            columns = f"{record['error'][:120]} | -"
+            columns = record["error"][:120], "-"
         else:
-            columns = f"{record['peak'] / 1e6:.1f} | {compiled / record['peak'] - 1:+.1%}"
-        lines.append(f"| {name} | {compiled / 1e6:.1f} | {columns} |")
-    return measured, "\n".join(lines) + "\n"
+            columns = f"{record['peak'] / 1e6:.1f}", f"{compiled / record['peak'] - 1:+.1%}"
+        rows.append((name, f"{compiled / 1e6:.1f}", *columns))
+    return measured, "\n".join(["", *table(("program", "compiled MB", "measured MB", "difference"), rows)]) + "\n"
 
 
 def fresh(config: str, overrides: list[str], target: str, program: str) -> dict[str, Any]:
     """`measure` in a process of its own, under the allocator's settings above; `error` when it fails."""
-    command = [sys.executable, "-m", "jax_grpo.memory.measured", "--config", config, "--program", program, *overrides]
+    command = [sys.executable, "-m", "jax_grpo.memory.measured", program, config, *overrides]
     platform = {"JAX_PLATFORMS": "cpu"} if target == "cpu" else {}
     return child_record(command, os.environ | platform | ALLOCATOR)
 
@@ -74,12 +74,8 @@ def measure(config: Config, name: str) -> dict[str, Any]:
         forget_peak()
         results = jax.block_until_ready(executable(*arguments))
         del results, arguments
-    record = {"peak": peak() - before, "compiled": memory_of(executable).total, "device": device.device_kind}
-    statistics = device.memory_stats() or {}
-    if "peak_bytes_in_use" in statistics:
-        record["peak"] = in_use = statistics["peak_bytes_in_use"]
-        record["reserved"] = statistics.get("bytes_reserved", statistics.get("pool_bytes", in_use))
-    return record
+    held = (device.memory_stats() or {}).get("peak_bytes_in_use", peak() - before)
+    return {"peak": held, "compiled": memory_of(executable).total, "device": device.device_kind}
 
 
 def _give_back() -> None:
@@ -92,16 +88,6 @@ def _give_back() -> None:
         before, now = now, resident()
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m jax_grpo.memory.measured")
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--program", required=True)
-    parser.add_argument("--profile", help="also write a device memory profile for pprof here")
-    arguments, overrides = parser.parse_known_args(argv)
-    print(json.dumps(measure(load_config(arguments.config, overrides), arguments.program)))
-    if arguments.profile:
-        jax.profiler.save_device_memory_profile(arguments.profile)
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # the process that `fresh` starts
+    of_program, file, *options = sys.argv[1:]
+    print(json.dumps(measure(load_config(file, options), of_program)))

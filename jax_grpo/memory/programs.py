@@ -1,6 +1,6 @@
 """The programs of a config with the shapes and dtypes of their arguments; nothing is allocated, no weights are read.
 
-Shapes follow each other as in training: what one program returns is what the next one gets. Knows no device.
+Shapes follow each other as in training: the results of one program are the arguments of the next. Knows no device.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from jax_grpo.config.files import weights_directory
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import during_training
 from jax_grpo.mesh import ONE_DEVICE, Layout, require_fitting, require_one_device
-from jax_grpo.model.gpt2 import GPT2Config
+from jax_grpo.model.adapters import divided, joined
+from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.named import build_model, random_architecture
-from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, tokenizer_of
 from jax_grpo.model.weights import read_config
 from jax_grpo.optimiser import reference_copy
-from jax_grpo.programs import make_programs, needs_old_logp, padded_prompt, unscored, with_logps
-from jax_grpo.rollout.episodes import Played
-from jax_grpo.rollout.generate import Kept, Rollout
+from jax_grpo.programs import make_programs, unscored, with_logps
+from jax_grpo.rollout.generate import EpisodeCache, Rollout
 from jax_grpo.run.files import is_checkpoint, read_manifest
 from jax_grpo.tasks import make_task
 from jax_grpo.update import TrainState, init_state
@@ -39,14 +39,20 @@ GPT2_SMALL = {"num_layers": 12, "num_heads": 12, "hidden_size": 768, "max_positi
 
 
 class Program(NamedTuple):
-    """One program of a run: what jit makes of the trainer's own function for these arguments."""
+    """One program of a run: the trainer's own function, to be compiled for these arguments."""
 
     # `rollout`, of episodes also `rollout/later turns`; `score`, `reference` or `update`; `evaluation/greedy` or
     # `evaluation/sampled` of held-out prompts.
     name: str
     function: Callable[..., Any]  # jitted
     arguments: tuple[Any, ...]  # trees of `jax.ShapeDtypeStruct`
-    holds: tuple[str, ...] = ()  # the resident arrays that are among them: `parameters`, `moments`, `reference`
+    holds: tuple[str, ...] = ()  # the resident arrays that are among them: `base`, `parameters`, `moments`, `reference`
+
+    @property
+    def weights(self) -> list[Any]:
+        """Shapes of the matrices that it reads: parameters, moments, and what is under adapters."""
+        trees = (self.arguments[0], *(self.arguments[2:] if self.name == "update" else ()))
+        return [leaf for leaf in jax.tree.leaves(trees) if leaf.ndim >= 2]
 
     @property
     def generates(self) -> bool:
@@ -61,7 +67,7 @@ class Run:
     programs: tuple[Program, ...]  # an iteration's in the order they run, then the evaluation's
     resident: dict[str, int]  # bytes on the device by name
     in_host: dict[str, int]  # bytes in the host's memory, where that is not the device's (`update.offload_optimizer`)
-    architecture: GPT2Config
+    architecture: Architecture
     assumed: str | None  # see `architecture`
     mesh: dict[str, int]  # devices along each axis
 
@@ -75,36 +81,54 @@ class Run:
 
 
 def size(tree: Any) -> int:
-    """Bytes of a tree of arrays or shapes; of what is cut over a mesh, those on each of its devices."""
+    """Bytes of a tree of arrays or shapes; of arrays that are cut over a mesh, those on each of its devices."""
     return sum(math.prod(on_a_device(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def on_a_device(leaf: Any) -> tuple[int, ...]:
-    """Sizes of what one device has of an array or shape; all of it where no device is meant yet."""
+    """Sizes of an array's part on one device; of the whole array where no device is chosen yet."""
     sharding = getattr(leaf, "sharding", None)
     return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
 
 
-def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[GPT2Config, str | None]:
-    """The model's sizes, and what had to be assumed about them.
+def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[Architecture, str | None]:
+    """The model's sizes, and a sentence on those that had to be assumed (None: none).
 
     A folder of weights that is not on this machine is no reason not to plan: sizes of the config stand in for it, and
     those of GPT-2 small for sizes that it does not give.
 
     Raises:
-        WeightsError, CheckpointError: the folder is there and is not a GPT-2.
+        WeightsError, CheckpointError: the folder, or the file `model.architecture`, describes no model that can be built.
     """
     if config.weights is None:
         return random_architecture(config, tokenizer), None
     folder = weights_directory(config.weights)
     if is_checkpoint(folder):
-        return GPT2Config(**read_manifest(folder)["architecture"]), None
+        return Architecture.from_json(read_manifest(folder)["architecture"]), None
     if (folder / "config.json").exists():
         return read_config(folder), None
+    if config.architecture is not None:
+        return read_config(config.architecture), None
     sizes = {name: getattr(config, name) or value for name, value in GPT2_SMALL.items()}
     words = ", ".join(f"{name} {value}" for name, value in sizes.items())
     assumed = f"{folder} is not on this machine: assumed {words} (model.num_layers and its kin say otherwise)"
     return random_architecture(config.model_copy(update=sizes), tokenizer), assumed
+
+
+def _tokenizer_and_sizes(config: ModelConfig) -> tuple[Tokenizer, Architecture, str | None]:
+    """The tokenizer, and the results of `architecture`.
+
+    For weights that are not on this machine, or lie there without a tokenizer, GPT-2's stands in, with a token for each row that
+    the model has: programs depend on how many there are.
+    """
+    try:
+        tokenizer, stands_in = Tokenizer.load(tokenizer_of(config)), False
+    except TokenizerError:
+        tokenizer, stands_in = Tokenizer.load("gpt2"), True
+    sizes, assumed = architecture(config, tokenizer)
+    if stands_in:
+        tokenizer.vocab_size = sizes.vocab_size
+    return tokenizer, sizes, assumed
 
 
 def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ONE_DEVICE) -> Run:
@@ -114,65 +138,73 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
     """
     if layout is ONE_DEVICE:
         require_one_device(config.mesh, "this report")
-    tokenizer = Tokenizer.load(config.model.tokenizer)
-    sizes, assumed = architecture(config.model, tokenizer)
+    tokenizer, sizes, assumed = _tokenizer_and_sizes(config.model)
     model = nnx.eval_shape(lambda: build_model(config.model, sizes, seed=0, vocabulary=tokenizer.vocab_size))
     graphdef, params = nnx.split(model, nnx.Param)
-    require_fitting(config.mesh, sizes.num_heads, sizes.hidden_size)
-    params = layout.shapes(params)
+    trained, base = divided(params)
+    columns = sum(sizes.qkv), sizes.inner, *(() if config.model.adapter is None else sizes.qkv)
+    require_fitting(config.mesh, sizes.num_heads, sizes.kv_heads, sizes.hidden_size, *columns)
+    params, trained, base = (layout.parameter_shapes(tree) for tree in (params, trained, base))
     with contextlib.closing(make_task(config.task)) as task:
         functions = make_programs(config, graphdef, tokenizer, task, layout)
         evaluates = config.evaluation.positions > 0
         modes = during_training.make_programs(graphdef, tokenizer, task, config, layout) if evaluates else {}
-    state: TrainState = layout.shapes(jax.eval_shape(lambda params: init_state(params, config), params))
-    in_host = {}
-    if config.update.offload_optimizer:
-        state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
-        if not shares_host_memory:
-            in_host["moments"] = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
-    resident = {"parameters": size(params), "moments": size(state.opt_state) - in_host.get("moments", 0)}
-    inputs = _generation_arguments(params, config.prompts.per_iteration, padded_prompt(config), layout)
+    state, in_host = _state(config, trained, layout, shares_host_memory)
+    resident = {"parameters": size(trained), "moments": size(state.opt_state) - in_host.get("moments", 0)}
+    of_base = () if base is None else ("base",)
+    resident |= {name: size(base) for name in of_base}
+    all_weights = (*of_base, "parameters")
+    windows = config.windows()
+    inputs = _first_turn(config, layout, params, config.prompts.per_iteration)
     rollout = jax.eval_shape(functions.generate, *inputs)
-    programs = [Program("rollout", functions.generate, inputs, ("parameters",))]
+    programs = [Program("rollout", functions.generate, inputs, all_weights)]
     if functions.next_turn is not None:
-        rollout, kept = rollout
-        later = _later_turn_arguments(inputs, rollout, kept, config.windows().observation, layout)
-        programs.append(Program(LATER_TURNS, functions.next_turn, later, ("parameters",)))
-        rollout = _in_columns(rollout, config.windows().columns)
-    bare: Batch = layout.rows(jax.eval_shape(unscored, *inputs[1:3], rollout))
-    if needs_old_logp(config) or state.reference is not None:
-        programs.append(Program("score", functions.score, (params, bare), ("parameters",)))
+        later = _later_turn(inputs, rollout, windows.observation, layout)
+        programs.append(Program(LATER_TURNS, functions.next_turn, later, all_weights))
+        rollout = _in_columns(rollout[0], windows.columns)
+    batch: Batch = layout.prompt_shapes(jax.eval_shape(unscored, *inputs[1:3], rollout))
+    if config.learning().needs_old_logp or state.reference is not None:
+        programs.append(Program("score", functions.score, (params, batch), all_weights))
     reference = None
     if config.kl.beta > 0:
-        reference = layout.shapes(jax.eval_shape(lambda params: reference_copy(params, config.kl), params))
-        programs.append(Program("reference", functions.score, (reference, bare), ("reference",)))
-        resident["reference"] = size(reference)
+        own = layout.parameter_shapes(jax.eval_shape(lambda trained: reference_copy(trained, config.kl), trained))
+        resident["reference"], reference = size(own), joined(own, base)
+        programs.append(Program("reference", functions.score, (reference, batch), (*of_base, "reference")))
 
-    if functions.partner is not None:
-        held = reference if getattr(task, "asks", None) == "reference" else params
-        asked = _generation_arguments(held, during_training.BATCH, padded_prompt(config), layout)
-        programs.append(
-            Program("partner", functions.partner.program, asked, ("parameters" if held is params else "reference",))
-        )
+    if functions.task_policy is not None:
+        which = "reference" if getattr(task, "asks", None) == "reference" else "parameters"
+        given = _first_turn(config, layout, reference if which == "reference" else params, during_training.BATCH)
+        programs.append(Program("partner", functions.task_policy.program.generate, given, (*of_base, which)))
 
     def first_minibatch(*given: Any) -> Batch:
-        return piece(split(with_logps(config, functions.score, *given), config.update.minibatches), 0)
+        return piece(split(with_logps(config.learning(), functions.score, *given), config.update.minibatches), 0)
 
-    minibatch = layout.rows(jax.eval_shape(first_minibatch, params, reference, bare))
-    trained = ("parameters", "moments") if state.reference is None else ("parameters", "moments", "reference")
-    programs.append(Program("update", functions.update, (state, minibatch), trained))
-    inputs = _generation_arguments(params, during_training.BATCH, padded_prompt(config), layout)
+    minibatch = layout.prompt_shapes(jax.eval_shape(first_minibatch, params, reference, batch))
+    held = (*all_weights, "moments") if state.reference is None else (*all_weights, "moments", "reference")
+    programs.append(Program("update", functions.update, (state, minibatch, base), held))
     for name, jitted in modes.items():
-        given = inputs
+        given = _first_turn(config, layout, params, during_training.BATCH)
         if name.endswith(during_training.LATER_TURNS):
-            first, kept = jax.eval_shape(modes[name.removesuffix(during_training.LATER_TURNS)], *inputs)
-            given = _later_turn_arguments(inputs, first, kept, config.windows().observation, layout)
-        programs.append(Program(f"{EVALUATION}{name}", jitted, given, ("parameters",)))
+            first = modes[name.removesuffix(during_training.LATER_TURNS)]
+            given = _later_turn(given, jax.eval_shape(first, *given), windows.observation, layout)
+        programs.append(Program(f"{EVALUATION}{name}", jitted, given, all_weights))
     return Run(tuple(programs), resident, in_host, sizes, assumed, config.mesh.sizes)
 
 
-def generated(program: Program) -> tuple[Rollout, Kept | None]:
-    """Shapes of what a program that generates returns; None where no later turn reads its cache."""
+def _state(config: Config, trained: Any, layout: Layout, shares_host_memory: bool) -> tuple[TrainState, dict[str, int]]:
+    """Shapes of the training state around what is trained, and bytes of what of it stays in the host's memory."""
+    state: TrainState = layout.parameter_shapes(
+        jax.eval_shape(lambda trained: init_state(trained, config.learning()), trained)
+    )
+    if not config.update.offload_optimizer:
+        return state, {}
+    state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
+    moments = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
+    return state, {} if shares_host_memory else {"moments": moments}
+
+
+def generated(program: Program) -> tuple[Rollout, EpisodeCache | None]:
+    """Shapes of the rollout and the caches that a program returns; None where no later turn reads the caches."""
     made = jax.eval_shape(program.function, *program.arguments)
     return (made, None) if isinstance(made, Rollout) else made
 
@@ -182,28 +214,26 @@ def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return leaf.update(sharding=SingleDeviceSharding(jax.devices()[0], memory_kind=HOST)) if leaf.ndim else leaf
 
 
-def _generation_arguments(params: Any, prompts: int, width: int, layout: Layout = ONE_DEVICE) -> tuple[Any, ...]:
+def _first_turn(config: Config, layout: Layout, params: Any, prompts: int) -> tuple[Any, ...]:
     """Parameters, the ids and mask of so many prompts, and the numbers of `rollout.generate.make_generate`'s program."""
-    tokens, each, one = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((prompts, width), (prompts,), ()))
-    return params, *layout.rows((tokens, tokens, each, each, one, one, each))
+    shapes = (prompts, config.padded_prompt()), (prompts,), ()
+    tokens, each, one = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes)
+    return params, *layout.prompt_shapes((tokens, tokens, each, each, one, one, each))
 
 
-def _later_turn_arguments(
-    first: tuple[Any, ...], rollout: Rollout, kept: Kept, observation: int, layout: Layout
+def _later_turn(
+    first: tuple[Any, ...], made: tuple[Rollout, EpisodeCache], observation: int, layout: Layout
 ) -> tuple[Any, ...]:
-    """Arguments of `rollout.turns.make_next_turn`'s program after those of the first turn and what it returned."""
+    """Arguments of `rollout.turns.make_next_turn`'s program, from those of the first turn and what that turn `made`."""
+    rollout, caches = made
     params, _, mask_PT, state_P, number_P, seed, step, cap_P = first
     rows = rollout.stopped_PG.shape
     tokens, goes_on = jax.ShapeDtypeStruct((*rows, observation), jnp.int32), jax.ShapeDtypeStruct(rows, jnp.bool_)
-    kept, (rollout, tokens, goes_on) = layout.caches(kept), layout.rows((rollout, tokens, goes_on))
-    return params, kept, rollout, mask_PT, tokens, tokens, goes_on, state_P, number_P, seed, step, cap_P, step
+    caches, rollout, tokens, goes_on = layout.prompt_shapes((caches, rollout, tokens, goes_on))
+    return params, caches, rollout, mask_PT, tokens, tokens, goes_on, state_P, number_P, seed, step, cap_P, step
 
 
-def _in_columns(rollout: Rollout, columns: int) -> Played:
+def _in_columns(rollout: Rollout, columns: int) -> Rollout:
     """Shapes of whole episodes, from those of one turn."""
-
-    def wide(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*x.shape[:2], columns), x.dtype)
-
-    ids, mask, logp = (wide(x) for x in rollout[:3])  # pyright: ignore[reportArgumentType]
-    return Played(ids, mask, logp, rollout.stopped_PG, mask, [])  # pyright: ignore[reportArgumentType]
+    ids, mask, logp = (jax.ShapeDtypeStruct((*x.shape[:2], columns), x.dtype) for x in rollout[:3])
+    return Rollout(ids, mask, logp, rollout.stopped_PG, mask)  # pyright: ignore[reportArgumentType]

@@ -1,33 +1,34 @@
 """A config's memory report for a device: a record that is written as JSON, its Markdown, and its picture.
 
-What the bytes are for is known exactly of arguments. A temporary is told by its shape: one that a parameter has is a gradient or a
+What the bytes are for is known exactly of arguments. A temporary is known by its shape: one that a parameter has is a gradient or a
 copy of a weight, one as wide as the vocabulary is logits, one of the cache's size is the cache, and the rest are activations.
 """
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jax_grpo.config import Config
-from jax_grpo.memory import floors
 from jax_grpo.memory.collectives import collectives
 from jax_grpo.memory.compile import POOL, Compiled, compile_program, device
 from jax_grpo.memory.dumps import Live
 from jax_grpo.memory.fit import largest_completions, run_on
+from jax_grpo.memory.launches import launches_of
 from jax_grpo.memory.programs import Program, Run, generated, on_a_device
-from jax_grpo.mesh import gathered
+from jax_grpo.mesh import gathered_shape
 from jax_grpo.rollout.decoding import chunk_lengths
 from jax_grpo.system.memory import GB
 
 TOP = 8  # kinds of buffer listed for a program
 COUNTS = ("arguments", "outputs", "aliased", "temporaries")  # of XLA, see `compile.Compiled`
 PARTS = (
-    *("parameters", "moments", "reference"),  # resident from program to program
+    *("base", "parameters", "moments", "reference"),  # resident from program to program
     *("gradients", "weights gathered", "weights cast", "logits", "activations", "KV cache"),  # temporaries
     *("batch", "results", "gaps"),
 )
@@ -40,11 +41,11 @@ Record = Mapping[str, Any]
 def report(config: Config, target: str, *, search: bool = False, launches: bool = False) -> dict[str, Any]:
     """Compiles every program of the config's run for the target; with `search`, some ten more for the largest batches.
 
-    With `launches`, each program's record also has what `floors.record` says of it.
+    With `launches`, each program's record also has that of `launches_of`.
 
     Sizes are bytes. A program's `total` is that of the device while it runs, and its `parts` sum to it; the run's is the largest
-    of them. `spare` is negative when the run does not fit. The `largest` are completions and bytes; None when not looked for.
-    Raises as `compile.jax_device` does.
+    of them. `spare` is negative when the run does not fit. The `largest` are completions and bytes; None without `search`.
+    Raises as `compile.jax_devices` does.
     """
     where, run = device(target), run_on(target, config)
     programs = [_of_program(target, run, program, config if launches else None) for program in run.programs]
@@ -78,26 +79,19 @@ def _of_program(target: str, run: Run, program: Program, counted: Config | None)
         "parts": parts,
         "buffers": _alike([live for live in compiled.live if live.place == "temporary"], run, program),
         **({"moved": [each._asdict() for each in moved]} if moved else {}),
-        **({"launches": floors.record(target, counted, run, program, compiled)} if counted else {}),
+        **({"launches": launches_of(target, counted, run, program, compiled)} if counted else {}),
     }
 
 
 def _alike(temporaries: Sequence[Live], run: Run, program: Program) -> list[dict[str, Any]]:
     """Twelve layers make twelve arrays of each kind: one entry with their number and sum."""
-    groups: dict[tuple[str, str, str], list[Live]] = {}
+    groups: dict[tuple[str, str, str], list[Live]] = defaultdict(list)
     for live in temporaries:
-        groups.setdefault((live.shape, live.operation, live.source), []).append(live)
-    buffers = [
-        {
-            "count": len(alike),
-            "size": sum(live.size for live in alike),
-            "shape": shape,
-            "part": part_of(alike[0], run, program),
-            "operation": operation,
-            "source": source,
-        }
-        for (shape, operation, source), alike in groups.items()
-    ]
+        groups[live.shape, live.operation, live.source].append(live)
+    buffers = []
+    for (shape, operation, source), alike in groups.items():
+        sizes = {"count": len(alike), "size": sum(live.size for live in alike), "shape": shape}
+        buffers.append({**sizes, "part": part_of(alike[0], run, program), "operation": operation, "source": source})
     return sorted(buffers, key=lambda buffer: -buffer["size"])[:TOP]
 
 
@@ -123,8 +117,8 @@ def part_of(live: Live, run: Run, program: Program) -> str:
     if shape is None:
         return "activations"
     dims = sorted(int(n) for n in shape.group(2).split(",") if n)
-    matrices = [leaf for leaf in jax.tree.leaves(program.arguments[0]) if leaf.ndim >= 2]
-    weights = [leaf for leaf in matrices if dims in (sorted(on_a_device(leaf)), sorted(gathered(leaf)))]
+    matrices = program.weights
+    weights = [leaf for leaf in matrices if dims in (sorted(on_a_device(leaf)), sorted(gathered_shape(leaf)))]
     if weights:
         # A weight's gradient leaves its matmul in the compute dtype, so that only its maker tells it from a cast weight.
         stored = shape.group(1) == _DTYPES.get(str(weights[0].dtype))
@@ -142,13 +136,14 @@ def part_of(live: Live, run: Run, program: Program) -> str:
 
 def _cache_sizes(run: Run, program: Program) -> set[int]:
     """Elements of one layer's keys: of the prompts, of each chunk of the completions, and of the half that goes on alone."""
-    rollout, kept = generated(program)
+    rollout, caches = generated(program)
     prompts, group, cap = rollout.completion_ids_PGC.shape
     prompts, *_ = on_a_device(jax.tree.leaves(program.arguments[1])[0])  # of prompts, or of what a later turn is given
-    width, half = kept.prompts[0].k.shape[2] if kept else program.arguments[1].shape[1], prompts // 2
-    lengths = {cap - 1, *chunk_lengths(cap), *([kept.past.mask_PGS.shape[-1]] if kept else [])}
+    width, half = caches.prompts[0].k.shape[2] if caches else program.arguments[1].shape[1], prompts // 2
+    lengths = {cap - 1, *chunk_lengths(cap), *([caches.earlier.mask_PGS.shape[-1]] if caches else [])}
     tokens = {some * n for some in (prompts, half) for n in (width, *(group * length for length in lengths))}
-    return {run.architecture.hidden_size // run.mesh["tensor"] * n for n in tokens}
+    sizes = run.architecture
+    return {sizes.kv_heads * sizes.head_dim // run.mesh["tensor"] * n for n in tokens}
 
 
 def text(record: Record) -> str:
@@ -174,55 +169,76 @@ def text(record: Record) -> str:
     for part in dict.fromkeys(part for program in programs for part in program["parts"]):
         rows[part] = [program["parts"].get(part, 0) for program in programs]
     rows["**device, total**"] = [program["total"] for program in programs]
-    lines += [_row("MB", *(program["name"] for program in programs)), "|---|" + "---|" * len(programs)]
-    lines += [_row(name, *(f"{size / 1e6:,.1f}" for size in sizes)) for name, sizes in rows.items()]
+    cells = ((name, *(f"{size / 1e6:,.1f}" for size in sizes)) for name, sizes in rows.items())
+    lines += table(("MB", *(program["name"] for program in programs)), cells)
+    sent = []
     for program in programs:
-        lines += ["", f"Largest temporaries of `{program['name']}`:", ""]
-        lines += ["| MB | arrays | what | made by | at |", "|---|---|---|---|---|"]
+        buffers = []
         for alike in program["buffers"]:
-            size, arrays = f"{alike['size'] / 1e6:.1f}", f"{alike['count']} x `{alike['shape']}`"
-            lines.append(_row(size, arrays, alike["part"], alike["operation"] or "-", alike["source"] or "-"))
-    lines += _moved(programs)
+            names = (alike[key] or "-" for key in ("part", "operation", "source"))
+            buffers.append((f"{alike['size'] / 1e6:.1f}", f"{alike['count']} x `{alike['shape']}`", *names))
+        lines += ["", f"Largest temporaries of `{program['name']}`:", ""]
+        lines += table(("MB", "arrays", "what", "made by", "at"), buffers)
+        for each in program.get("moved", ()):
+            what = each["opcode"] + (", one trip of a loop" if each["in_open_loop"] else "")
+            sent.append((program["name"], each["axis"], what, each["times"], f"{each['bytes'] / 1e6:,.2f}"))
+    if sent:
+        lines += ["", "Sent by each device to others, in one run of a program:", ""]
+        lines += table(("program", "over", "what", "arrays", "MB"), sent)
     for key, label in (("largest_micro_batch", "micro-batch"), ("largest_batch", "batch")):
         if record[key]:
             completions, size = record[key]
             lines += ["", f"Largest {label} that fits: {completions} completions ({size / GB:.2f} GB)."]
-    lines += [line for program in programs if "launches" in program for line in ("", *floors.lines(program))]
+    lines += [line for program in programs if "launches" in program for line in ("", *_launches(program))]
     return "\n".join(lines) + "\n"
 
 
-def _moved(programs: Sequence[Record]) -> list[str]:
-    """A table of what a device sends to others in each program; nothing of programs that send nothing."""
-    rows = [(program["name"], each) for program in programs for each in program.get("moved", ())]
-    if not rows:
-        return []
-    lines = ["", "Sent by each device to others, in one run of a program:", ""]
-    lines += ["| program | over | what | arrays | MB |", "|---|---|---|---|---|"]
-    for name, each in rows:
-        kind = f"{each['opcode']}{', one trip of a loop' if each['in_open_loop'] else ''}"
-        lines.append(_row(name, each["axis"], kind, str(each["times"]), f"{each['bytes'] / 1e6:,.2f}"))
-    return lines
+def _launches(program: Record) -> list[str]:
+    """The record of `launches_of` as text: a line for each straight part of the program, and a sentence on the whole."""
+    parts, formula = program["launches"]["parts"], program["launches"]["formula_flops"]
+    head = ("part", "runs", "kernels", "in CUDA graphs", "host launches", "host waits", "MB", "of the least", "GFLOP")
+    head += ("floor, us: bytes", "FLOPs", "launches", "without graphs")
+    rows = (
+        (
+            part["name"] + (f" ({part['opaque']} opaque)" if part["opaque"] else ""),
+            "-" if part["trips"] is None else part["trips"],
+            part["kernels"],
+            f"{part['captured']} in {part['graphs']}" if part["graphs"] else "-",
+            part["kernels"] - part["captured"] + part["graphs"],
+            part["waits"],
+            f"{part['moved'] / 1e6:,.1f}",
+            f"{part['moved'] / part['least_moved']:.2f}" if part.get("least_moved") else "-",
+            f"{sum(part['flops'].values()) / 1e9:,.1f}",
+            *(f"{seconds * 1e6:,.0f}" for seconds in part["floors"].values()),
+        )
+        for part in parts
+    )
+    kernels, moved = (sum((part["trips"] or 0) * part[what] for part in parts) for what in ("kernels", "moved"))
+    whole = f"{kernels:,.0f} kernels and {moved / 1e9:,.1f} GB in all"
+    whole += f"; {formula / 1e9:,.0f} GFLOP by formula." if formula else "."
+    return [f"Launches of `{program['name']}`:", "", *table(head, rows), "", whole]
 
 
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    """A Markdown table's lines."""
+    first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows))
+    return [first, f"|{'---|' * len(head)}", *others]
 
 
 def save_picture(record: Record, path: Path, title: str) -> None:
-    """Writes a PNG: a bar for each program, stacked by what fills the device while it runs, under the line of what that has."""
+    """Writes a PNG: a bar for each program, stacked by the parts that fill the device while it runs, under a line at its memory."""
     import matplotlib  # slow
     from matplotlib.figure import Figure
 
     device, programs = record["device"], record["programs"]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    names, bottom = [program["name"] for program in programs], [0.0] * len(programs)
-    colours = matplotlib.colormaps["tab20"].colors  # pyright: ignore[reportAttributeAccessIssue]
-    for number, part in enumerate(PARTS):
-        heights = [program["parts"].get(part, 0) / GB for program in programs]
-        if any(heights):
-            axes.bar(names, heights, bottom=bottom, label=part, color=colours[number], width=0.6)
-            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    names, bottom = [program["name"] for program in programs], np.zeros(len(programs))
+    for colour, part in zip(matplotlib.color_sequences["tab20"], PARTS, strict=False):
+        heights = np.array([program["parts"].get(part, 0) / GB for program in programs])
+        if heights.any():
+            axes.bar(names, heights, bottom=bottom, label=part, color=colour, width=0.6)
+            bottom = bottom + heights
     for place, top in enumerate(bottom):
         axes.annotate(f"{top:.2f} GB", (place, top), ha="center", va="bottom")
     if device["memory"] < 2 * max(bottom) * GB:

@@ -6,37 +6,16 @@ not the cache. A matmul's tiles that read an operand again find it in the L2 cac
 """
 
 import dataclasses
-import functools
 import math
 import re
-from collections import Counter, defaultdict
-from typing import NamedTuple
+from collections import Counter
 
-from jax_grpo.memory.dumps import instructions
+from jax_grpo.memory.hlo import Instruction, Module
 
-_ARRAY = re.compile(r"\b(pred|[subf]+\d+\w*|c64|c128)\[([\d,]*)\]")
-_OPERAND = re.compile(r"%([\w.-]+)")
-_CALLS = re.compile(r"\bcalls=%?([\w.-]+)")
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _ALIASED = re.compile(r"\{(\d*)\}: \(\d+, \{")  # a result's number, of those that are an operand's memory
 _SAME_MEMORY = ("bitcast", "get-tuple-element", "reshape")
 _WORKSPACE = "s8"  # of cuBLAS, its last result: memory to work in
-
-
-class Instruction(NamedTuple):
-    """One line of a computation."""
-
-    name: str
-    shape: str  # `f32[8,4]{1,0}`, or a tuple of such
-    opcode: str
-    operands: tuple[str, ...]
-    attributes: str  # what follows the operands
-
-    @property
-    def bytes(self) -> int:
-        """Of its result."""
-        return sum(array_bytes(dtype, dims) for dtype, dims in _ARRAY.findall(self.shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,160 +27,90 @@ class Cost:
     opaque: bool = False  # a kernel of its own whose FLOPs the HLO does not say (Pallas)
 
 
-def array_bytes(dtype: str, dims: str) -> int:
-    """Bytes of `dtype[dims]`; a predicate takes one."""
-    width = re.search(r"\d+", dtype)
-    bits = 8 if dtype == "pred" or width is None else int(width.group())
-    return math.ceil(math.prod(int(n) for n in dims.split(",") if n) * bits / 8)
+def cost(module: Module, name: str) -> Cost:
+    """Cost of the kernel that an instruction became; of an unknown name, nothing."""
+    instruction = module.instructions.get(name)
+    if instruction is None:
+        return Cost()
+    if fused := instruction.fused:
+        (root,) = (inner for inner in module.computations[fused] if inner.is_root)
+        moved = sum(_read(module, parameter) for parameter in _parameters(module, fused))
+        return Cost(moved + _written(module, root), _flops(module, instruction))
+    operands = [module.instructions[operand] for operand in instruction.operands if operand in module.instructions]
+    if instruction.opcode == "dynamic-update-slice":
+        return Cost(2 * operands[1].bytes)
+    if instruction.opcode in ("slice", "dynamic-slice", "gather"):
+        return Cost(2 * instruction.bytes)
+    moved = sum(operand.bytes for operand in operands) + instruction.bytes
+    if instruction.opcode != "custom-call":
+        return Cost(moved, _flops(module, instruction))
+    matmul = 'custom_call_target="__cublas' in instruction.line
+    flops = _flops(module, instruction) if matmul else Counter()
+    return Cost(moved - _not_written(instruction), flops, opaque=not matmul)
 
 
-class Module:
-    """An HLO module's text, read."""
-
-    def __init__(self, hlo: str):
-        self.computations: dict[str, dict[str, Instruction]] = defaultdict(dict)
-        self.roots: dict[str, str] = {}
-        self.home: dict[str, str] = {}  # computation of each instruction
-        for computation, found in instructions(hlo):
-            name, shape, opcode, rest = found.groups()
-            operands, attributes = _split_operands(rest)
-            if opcode == "parameter":
-                operands, attributes = "", operands + attributes  # its number stands there
-            names = tuple(_OPERAND.findall(operands))
-            self.computations[computation][name] = Instruction(name, shape, opcode, names, attributes)
-            self.home[name] = computation
-            if found.string.lstrip().startswith("ROOT"):
-                self.roots[computation] = name
-
-    def instruction(self, name: str) -> Instruction | None:
-        """The instruction of that name, which is unique in a module."""
-        return self.computations[self.home[name]][name] if name in self.home else None
-
-    def cost(self, name: str) -> Cost:
-        """Cost of the kernel that an instruction became; of an unknown name, nothing."""
-        instruction = self.instruction(name)
-        if instruction is None:
-            return Cost()
-        if called := self._called(instruction):
-            moved = self._written(called, self.roots[called])
-            moved += sum(self._read(called, parameter) for parameter in self._parameters(called))
-            return Cost(moved, self._flops(called))
-        arrays = [self.instruction(operand) for operand in instruction.operands]
-        if instruction.opcode == "dynamic-update-slice":
-            return Cost(2 * arrays[1].bytes if arrays[1] else 0)
-        if instruction.opcode in ("slice", "dynamic-slice", "gather"):
-            return Cost(2 * instruction.bytes)
-        read = sum(array.bytes for array in arrays if array)
-        written = instruction.bytes
-        if instruction.opcode != "custom-call":
-            return Cost(read + written, self._dot(instruction))
-        written -= self._not_written(instruction)
-        target = _TARGET.search(instruction.attributes)
-        matmul = target is not None and target.group(1).startswith("__cublas")
-        return Cost(read + written, self._dot(instruction) if matmul else Counter(), opaque=not matmul)
-
-    def _called(self, instruction: Instruction) -> str:
-        found = _CALLS.search(instruction.attributes) if instruction.opcode in ("fusion", "call") else None
-        return found.group(1) if found else ""
-
-    def _parameters(self, computation: str) -> list[str]:
-        """In the order of their numbers."""
-        found = [i for i in self.computations[computation].values() if i.opcode == "parameter"]
-        return [i.name for i in sorted(found, key=lambda i: int(re.match(r"\d+", i.attributes).group()))]  # pyright: ignore
-
-    @functools.cache  # noqa: B019 (a module lives as long as its report is made)
-    def _users(self, computation: str) -> dict[str, list[Instruction]]:
-        users = defaultdict(list)
-        for instruction in self.computations[computation].values():
-            for operand in dict.fromkeys(instruction.operands):
-                users[operand].append(instruction)
-        return users
-
-    def _read(self, computation: str, name: str, updated: bool = False) -> int:
-        """Bytes that a fused computation reads of an array; of one `updated` in place its own result is no reading."""
-        whole, read = self.computations[computation][name].bytes, 0
-        for user in self._users(computation)[name]:
-            first = user.operands[0] == name
-            if user.opcode in _SAME_MEMORY:
-                read += self._read(computation, user.name, updated)
-            elif user.opcode in ("slice", "dynamic-slice") or (user.opcode == "gather" and first):
-                read += user.bytes
-            elif user.opcode == "dynamic-update-slice" and first:
-                read += self._read(computation, user.name, updated=True)
-            elif user.opcode == "scatter" and first:
-                read += self.computations[computation][user.operands[-1]].bytes
-            elif user.opcode == "tuple" and updated:
-                continue
-            elif called := self._called(user):
-                inner = self._parameters(called)
-                read += sum(self._read(called, inner[i]) for i, given in enumerate(user.operands) if given == name)
-            else:
-                return whole
-        if self.roots[computation] == name and not updated:
-            return whole
-        return min(read, whole)
-
-    def _written(self, computation: str, name: str) -> int:
-        """Bytes of a fused computation's result that are written: of an update in place, the update."""
-        instruction = self.computations[computation][name]
-        if instruction.opcode == "tuple":
-            return sum(self._written(computation, part) for part in instruction.operands)
-        if instruction.opcode in _SAME_MEMORY:
-            inner = self._written(computation, instruction.operands[0])
-            return min(inner, instruction.bytes)
-        in_place = self._behind(computation, instruction.operands[0]) if instruction.operands else None
-        if in_place is not None and in_place.opcode == "parameter":
-            if instruction.opcode == "dynamic-update-slice":
-                return self.computations[computation][instruction.operands[1]].bytes
-            if instruction.opcode == "scatter":
-                return self.computations[computation][instruction.operands[-1]].bytes
-        return instruction.bytes
-
-    def _behind(self, computation: str, name: str) -> Instruction:
-        """The instruction whose memory a name stands for."""
-        instruction = self.computations[computation][name]
-        while instruction.opcode in _SAME_MEMORY:
-            instruction = self.computations[computation][instruction.operands[0]]
-        return instruction
-
-    def _flops(self, computation: str) -> Counter[str]:
-        total = Counter()
-        for instruction in self.computations[computation].values():
-            called = self._called(instruction)
-            total += self._flops(called) if called else self._dot(instruction)
-        return total
-
-    def _dot(self, instruction: Instruction) -> Counter[str]:
-        """2 x elements of the result x elements contracted, by the wider operand's dtype; nothing of other instructions."""
-        contracted = _CONTRACTED.search(instruction.attributes)
-        if contracted is None:
-            return Counter()
-        arrays = [_ARRAY.findall(self.instruction(name).shape)[0] for name in instruction.operands[:2]]  # pyright: ignore
-        dims = [int(n) for n in arrays[0][1].split(",") if n]
-        length = math.prod(dims[int(n)] for n in contracted.group(1).replace('"', "").split(",") if n)
-        elements = math.prod(int(n) for n in _ARRAY.findall(instruction.shape)[0][1].split(",") if n)
-        return Counter(
-            {max((dtype for dtype, _ in arrays), key=lambda dtype: array_bytes(dtype, "")): 2 * elements * length}
-        )
-
-    def _not_written(self, call: Instruction) -> int:
-        """Bytes of a library call's results that are a workspace, or an operand's own memory (written where it changes)."""
-        results = _ARRAY.findall(call.shape)
-        of_operands = {
-            int(n or 0) for n in _ALIASED.findall(call.attributes.partition("output_to_operand_aliasing=")[2])
-        }
-        return sum(
-            array_bytes(*result)
-            for number, result in enumerate(results)
-            if number in of_operands or (result[0] == _WORKSPACE and number == len(results) - 1 > 0)
-        )
+def _parameters(module: Module, computation: str) -> list[Instruction]:
+    """In the order of their numbers."""
+    parameters = (inner for inner in module.computations[computation] if inner.opcode == "parameter")
+    return sorted(parameters, key=lambda inner: int(inner.arguments))
 
 
-def _split_operands(rest: str) -> tuple[str, str]:
-    """What stands in the parentheses that are open at the start, and what follows them."""
-    depth = 1
-    for place, letter in enumerate(rest):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return rest[:place], rest[place + 1 :]
-    return rest, ""
+def _read(module: Module, array: Instruction, updated: bool = False) -> int:
+    """Bytes that a fused computation reads of an array; of one `updated` in place its own result is no reading."""
+    read = 0
+    for user in module.users[array.name]:
+        first = user.operands[0] == array.name
+        if user.opcode in _SAME_MEMORY:
+            read += _read(module, user, updated)
+        elif user.opcode in ("slice", "dynamic-slice") or (user.opcode == "gather" and first):
+            read += user.bytes
+        elif user.opcode == "dynamic-update-slice" and first:
+            read += _read(module, user, updated=True)
+        elif user.opcode == "scatter" and first:
+            read += module.instructions[user.operands[-1]].bytes
+        elif user.opcode == "tuple" and updated:
+            continue
+        elif fused := user.fused:
+            given = zip(user.operands, _parameters(module, fused), strict=True)
+            read += sum(_read(module, parameter) for operand, parameter in given if operand == array.name)
+        else:
+            return array.bytes
+    return array.bytes if array.is_root and not updated else min(read, array.bytes)
+
+
+def _written(module: Module, result: Instruction) -> int:
+    """Bytes of a fused computation's result that are written: of an update in place, the update."""
+    operands = [module.instructions[name] for name in result.operands]
+    if result.opcode == "tuple":
+        return sum(_written(module, part) for part in operands)
+    if result.opcode in _SAME_MEMORY:
+        return min(_written(module, operands[0]), result.bytes)
+    if result.opcode in ("dynamic-update-slice", "scatter"):
+        updated = operands[0]
+        while updated.opcode in _SAME_MEMORY:
+            updated = module.instructions[updated.operands[0]]
+        if updated.opcode == "parameter":
+            return operands[1 if result.opcode == "dynamic-update-slice" else -1].bytes
+    return result.bytes
+
+
+def _flops(module: Module, instruction: Instruction) -> Counter[str]:
+    """2 x elements of the result x elements contracted, by the wider operand's dtype, of a matmul or of those in a fusion."""
+    if fused := instruction.fused:
+        return sum((_flops(module, inner) for inner in module.computations[fused]), Counter())
+    contracted = _CONTRACTED.search(instruction.line)
+    if contracted is None:
+        return Counter()
+    left, right = (module.instructions[name].arrays[0] for name in instruction.operands[:2])
+    length = math.prod(left.sizes[int(n)] for n in contracted.group(1).replace('"', "").split(",") if n)
+    wider = max(left, right, key=lambda array: array.width)
+    return Counter({wider.dtype: 2 * instruction.arrays[0].elements * length})
+
+
+def _not_written(call: Instruction) -> int:
+    """Bytes of a library call's results that are a workspace, or an operand's own memory (written where it changes)."""
+    *others, last = call.arrays
+    aliased = {int(n or 0) for n in _ALIASED.findall(call.line.partition("output_to_operand_aliasing=")[2])}
+    if others and last.dtype == _WORKSPACE:
+        aliased.add(len(others))
+    return sum(array.bytes for number, array in enumerate(call.arrays) if number in aliased)

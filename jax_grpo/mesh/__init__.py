@@ -1,20 +1,22 @@
 """The devices of a run as one mesh, and what lies where on it: the one place that knows both.
 
 Arrays have logical axes (`PARAMETERS`, `Part`), and `AXES` says which axes of the mesh each is cut over. Over `data` and `fsdp` a
-program is written out for one device (`jax.shard_map`), which has its own prompts, its own trip counts, and gathers what it reads
-of a parameter; over `tensor` XLA's partitioner cuts it, but for the vocabulary, which is cut by hand. Knows nothing of what is
-computed. A mesh of one device is none: the programs are what they would be without this module.
+program is written for one device (`jax.shard_map`), which has its own prompts and trip counts, and gathers what it reads of a
+parameter; over `tensor` XLA's partitioner cuts it (`mesh.tensor`), but for the vocabulary, which is cut by hand. Knows nothing of
+what is computed. A mesh of one device is none: the programs are what they would be without this module.
 """
 
 import dataclasses
 import enum
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_map_with_path
 
@@ -32,27 +34,43 @@ AXES = {
     "vocabulary": (TENSOR,),
     "width": (FSDP,),  # of the residual stream
     "inner": (TENSOR,),  # of heads, and of the MLP
-    "inner, of a vector": (FSDP, TENSOR),  # biases, which have no other axis
+    "inner, of both": (FSDP, TENSOR),  # of what has no axis of the residual stream: biases, and halves of adapters
     "positions": (),
+    "head": (),  # the numbers of one head
+    "rank": (),  # of adapters
 }
 # Logical axes of a parameter, and of its moments, by the end of its path.
 PARAMETERS = {
     "wte/embedding": ("vocabulary", "width"),
+    "head/embedding": ("vocabulary", "width"),
     "wpe/embedding": ("positions", "width"),
     "attn/c_attn/kernel": ("width", "inner"),
-    "attn/c_attn/bias": ("inner, of a vector",),
+    "attn/c_attn/bias": ("inner, of both",),
     "attn/c_proj/kernel": ("inner", "width"),
     "attn/c_proj/bias": ("width",),
     "mlp/c_fc/kernel": ("width", "inner"),
-    "mlp/c_fc/bias": ("inner, of a vector",),
+    "mlp/c_fc/bias": ("inner, of both",),
     "mlp/c_proj/kernel": ("inner", "width"),
     "mlp/c_proj/bias": ("width",),
     "ln_1/scale": ("width",),
     "ln_1/bias": ("width",),
     "ln_2/scale": ("width",),
     "ln_2/bias": ("width",),
+    "post_1/scale": ("width",),
+    "post_2/scale": ("width",),
+    "q_norm/scale": ("head",),
+    "k_norm/scale": ("head",),
     "ln_f/scale": ("width",),
     "ln_f/bias": ("width",),
+    # Of adapters, whichever part of a linear map's columns one is of.
+    "attn/c_attn/adapters/a": ("width", "rank"),
+    "attn/c_attn/adapters/b": ("rank", "inner, of both"),
+    "attn/c_proj/adapters/a": ("inner, of both", "rank"),
+    "attn/c_proj/adapters/b": ("rank", "width"),
+    "mlp/c_fc/adapters/a": ("width", "rank"),
+    "mlp/c_fc/adapters/b": ("rank", "inner, of both"),
+    "mlp/c_proj/adapters/a": ("inner, of both", "rank"),
+    "mlp/c_proj/adapters/b": ("rank", "width"),
 }
 
 
@@ -60,6 +78,7 @@ class Part(enum.Enum):
     """What an argument or a result of a program is, and so how it is cut."""
 
     PARAMETERS = enum.auto()  # and gradients: as `PARAMETERS` says
+    FROZEN = enum.auto()  # parameters that nothing returns gradients of
     PROMPTS = enum.auto()  # whose leading axis is prompts, or completions group by group
     MICRO_BATCHES = enum.auto()  # the same behind an axis of micro-batches
     WHOLE = enum.auto()  # the same everywhere
@@ -74,6 +93,7 @@ def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
     if not jnp.ndim(leaf):
         return PartitionSpec()
     name = keystr(path, simple=True, separator="/").removesuffix("/value")
+    name = re.sub(r"(/adapters)/\w+/", r"\1/", name)
     for end, axes in PARAMETERS.items():
         if f"/{name}".endswith(f"/{end}"):
             return PartitionSpec(*(AXES[axis] or None for axis in axes))
@@ -82,8 +102,8 @@ def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
 
 def _only(axes: tuple[str, ...], of: PartitionSpec) -> PartitionSpec:
     """The spec without any other axes of the mesh."""
-    kept = (tuple(name for name in _names(part) if name in axes) for part in of)
-    return PartitionSpec(*(part or None for part in kept))
+    names = (tuple(name for name in _names(part) if name in axes) for part in of)
+    return PartitionSpec(*(part or None for part in names))
 
 
 def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -103,80 +123,74 @@ class Layout:
         return TENSOR if self.mesh is not None and self.mesh.shape[TENSOR] > 1 else None
 
     def place(self, tree: Any) -> Any:
-        """A state or parameters, each leaf where its rule says."""
+        """A state or parameters, each leaf on the devices where its rule says."""
+        return self._each(tree, placed)
+
+    def constrain(self, tree: Any) -> Any:
+        """The same inside a jitted program: what comes out of it lies where what went in lay."""
+        return self._each(tree, jax.lax.with_sharding_constraint)
+
+    def parameter_shapes(self, tree: Any) -> Any:
+        """The same of shapes."""
+        return self._each(tree, lambda x, sharding: x.update(sharding=sharding))
+
+    def _each(self, tree: Any, put: Callable[[Any, NamedSharding], Any]) -> Any:
         if (mesh := self.mesh) is None:
             return tree
-        return tree_map_with_path(lambda path, x: placed(x, NamedSharding(mesh, spec(path, x))), tree)
+        return tree_map_with_path(lambda path, x: put(x, NamedSharding(mesh, spec(path, x))), tree)
 
-    def shapes(self, tree: Any) -> Any:
-        """Shapes of a state or of parameters, each leaf where its rule says."""
-        if (mesh := self.mesh) is None:
-            return tree
-        return tree_map_with_path(lambda path, x: x.update(sharding=NamedSharding(mesh, spec(path, x))), tree)
-
-    def rows(self, tree: Any) -> Any:
-        """Shapes of arrays whose leading axis is prompts, or completions group by group, cut over the devices; scalars whole."""
-        if (mesh := self.mesh) is None:
-            return tree
-        cut, whole = NamedSharding(mesh, PartitionSpec(AXES["prompts"])), NamedSharding(mesh, PartitionSpec())
-        return jax.tree.map(lambda x: x.update(sharding=cut if x.ndim else whole), tree)
-
-    def caches(self, tree: Any) -> Any:
-        """The same of what goes from turn to turn: keys and values are cut by heads too, as `by_heads` leaves them."""
+    def prompt_shapes(self, tree: Any) -> Any:
+        """Shapes of arrays of prompts, or of completions group by group: cut by prompts, and keys and values by heads too."""
         if (mesh := self.mesh) is None:
             return tree
 
         def cut(x: Any) -> Any:
-            of_heads = [*[None] * (x.ndim - HEADS_AXIS - 1), AXES["inner"]] if x.ndim > HEADS_AXIS else []
-            return x.update(sharding=NamedSharding(mesh, PartitionSpec(AXES["prompts"], *of_heads)))
+            heads = [*[None] * (x.ndim - HEADS_AXIS - 1), AXES["inner"]] if x.ndim > HEADS_AXIS else []
+            rule = PartitionSpec(AXES["prompts"], *heads) if x.ndim else PartitionSpec()
+            return x.update(sharding=NamedSharding(mesh, rule))
 
         return jax.tree.map(cut, tree)
 
-    def kept(self, tree: Any) -> Any:
-        """The same inside a jitted program: what comes out of it lies where what went in lay."""
-        if (mesh := self.mesh) is None:
-            return tree
-        constrain = jax.lax.with_sharding_constraint
-        return tree_map_with_path(lambda path, x: constrain(x, NamedSharding(mesh, spec(path, x))), tree)
+    def per_device(self, function: Callable[..., Any], given: Sequence[Part], returned: Part | tuple[Part, ...]) -> Any:
+        """A function of one device's prompts as a function of all prompts; `given` and `returned` say what its arrays are.
 
-    def by_prompts(self, function: Callable[..., Any], given: Sequence[Part], returned: Part | tuple[Part, ...]) -> Any:
-        """The function of a device's own prompts as one of everybody's; `given` and `returned` say what its arrays are.
-
-        Within it parameters are a device's own part: see `whole`, `total` and `summed`.
+        Within it parameters are a device's own part: see `gather`. Of what it returns, `Part.WHOLE` is of its own prompts and
+        `Part.PARAMETERS` are gradients in gathered parameters: both are summed over the devices.
         """
         if (mesh := self.mesh) is None:
             return function
-        manual = OF_PROMPTS if self.tensor else (*OF_PROMPTS, TENSOR)
-        shared = {
+        specs = {
             Part.PROMPTS: PartitionSpec(AXES["prompts"]),
             Part.MICRO_BATCHES: PartitionSpec(None, AXES["prompts"]),
             Part.WHOLE: PartitionSpec(),
         }
+        sums = {Part.WHOLE: self._sum, Part.PARAMETERS: self._sum_gradients}
 
-        def specs(part: Part, tree: Any) -> Any:
-            if part is Part.PARAMETERS:
-                return tree_map_with_path(lambda path, x: _only(OF_PROMPTS, spec(path, x)), tree)
-            return jax.tree.map(lambda x: shared[part], tree)
+        def cut(part: Part, x: Any) -> Any:
+            if part not in (Part.PARAMETERS, Part.FROZEN):
+                return specs[part]
+            return tree_map_with_path(lambda path, x: _only(OF_PROMPTS, spec(path, x)), x)
+
+        def summed(*arguments: Any) -> Any:
+            return jax.tree.map(lambda part, x: sums[part](x) if part in sums else x, returned, function(*arguments))
 
         @functools.wraps(function)
         def program(*arguments: Any) -> Any:
-            of_arguments = [specs(part, x) for part, x in zip(given, arguments, strict=False)]
-            like = dict(zip(given, of_arguments, strict=False))  # gradients lie as the parameters do
-            out = jax.tree.map(lambda part: like[part] if part is Part.PARAMETERS else shared[part], returned)
-            cut = jax.shard_map(
-                function,
+            in_specs = tuple(cut(part, x) for part, x in zip(given, arguments, strict=False))
+            like = dict(zip(given, in_specs, strict=False))  # gradients lie as the parameters do
+            return jax.shard_map(
+                summed,
                 mesh=mesh,
-                in_specs=tuple(of_arguments),
-                out_specs=out,
-                axis_names=set(manual),
-                check_vma=False,  # loops begin with zeros, which are nobody's own
-            )
-            return cut(*arguments)
+                in_specs=in_specs,
+                out_specs=jax.tree.map(lambda part: like[part], returned),
+                axis_names=set(OF_PROMPTS if self.tensor else (*OF_PROMPTS, TENSOR)),
+                check_vma=False,  # loops begin with zeros, which are the same on every device
+            )(*arguments)
 
         return program
 
-    def whole(self, params: Any) -> Any:
-        """Within `by_prompts`: parameters gathered over `fsdp`, still cut over `tensor`.
+    def gather(self, params: Any) -> Any:
+        """Within `per_device`: parameters gathered over `fsdp`, still cut over `tensor`.
 
         Its transpose sums gradients over `fsdp` and leaves each device its own part of them.
         """
@@ -196,46 +210,36 @@ class Layout:
 
         return tree_map_with_path(gathered, params)
 
-    def total(self, x: Any) -> Any:
-        """Within `by_prompts`: what every device has found of its own prompts, summed."""
-        return self._sum(x, OF_PROMPTS)
-
-    def summed(self, gradients: Any) -> Any:
-        """The same for gradients in parameters that were made `whole`, which are summed over `fsdp` already."""
-        if (mesh := self.mesh) is None:
-            return gradients
+    def _sum_gradients(self, gradients: Any) -> Any:
+        """Over all devices' prompts: those in gathered parameters are summed over `fsdp` already."""
         leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
-        over: dict[tuple[str, ...], list[int]] = {}
-        for number, (path, x) in enumerate(leaves):
-            over.setdefault((DATA,) if _cut_by(FSDP, spec(path, x)) is not None else OF_PROMPTS, []).append(number)
-        out = [x for _, x in leaves]
+        places: dict[tuple[str, ...], list[int]] = {}
+        for place, (path, x) in enumerate(leaves):
+            places.setdefault((DATA,) if _cut_by(FSDP, spec(path, x)) is not None else OF_PROMPTS, []).append(place)
+        summed = [x for _, x in leaves]
         # XLA:CPU sums arrays of several processes one by one, at 2 ms each. Over `tensor` what is joined would be gathered first.
-        slow = mesh.devices.flat[0].platform == "cpu" and self.tensor is None
-        for axes, numbers in over.items():
-            some = [out[number] for number in numbers]
-            joins = slow and any(mesh.shape[axis] > 1 for axis in axes)
-            added = self._sum_of_one(some, axes) if joins else [self._sum(x, axes) for x in some]
-            for number, x in zip(numbers, added, strict=True):
-                out[number] = x
-        return jax.tree.unflatten(tree, out)
+        joins = self.mesh is not None and self.mesh.devices.flat[0].platform == "cpu" and self.tensor is None
+        for axes, some in places.items():
+            if joins:
+                vector, unravel = ravel_pytree([summed[place] for place in some])
+                arrays = unravel(self._sum(vector, axes))
+            else:
+                arrays = [self._sum(summed[place], axes) for place in some]
+            for place, x in zip(some, arrays, strict=True):
+                summed[place] = x
+        return jax.tree.unflatten(tree, summed)
 
-    def _sum_of_one(self, arrays: Sequence[jax.Array], axes: tuple[str, ...]) -> list[jax.Array]:
-        """The arrays, all of one dtype, summed as one vector."""
-        total = self._sum(jnp.concatenate([x.reshape(-1) for x in arrays]), axes)
-        parts = jnp.split(total, np.cumsum([x.size for x in arrays])[:-1])
-        return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
-
-    def _sum(self, x: Any, axes: tuple[str, ...]) -> Any:
+    def _sum(self, x: Any, axes: tuple[str, ...] = OF_PROMPTS) -> Any:
         """Over those of the axes that have several devices: the partitioner refuses a sum over one."""
-        several = () if (mesh := self.mesh) is None else tuple(axis for axis in axes if mesh.shape[axis] > 1)
+        several = tuple(axis for axis in axes if self.mesh is not None and self.mesh.shape[axis] > 1)
         return jax.lax.psum(x, several) if several else x
 
 
 ONE_DEVICE = Layout()
 
 
-def gathered(leaf: Any) -> tuple[int, ...]:
-    """Sizes of what a device computes with of a parameter's shape: all that `fsdp` cuts, see `Layout.whole`."""
+def gathered_shape(leaf: Any) -> tuple[int, ...]:
+    """Of a parameter, what a device computes with: all that `fsdp` cuts, see `Layout.gather`."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding):
         return leaf.shape
@@ -268,74 +272,20 @@ def layout_of(config: MeshConfig, devices: Sequence[Any] | None = None) -> Layou
     return Layout(Mesh(np.array(devices[: config.devices]).reshape(sizes), (DATA, FSDP, TENSOR)))
 
 
-def require_fitting(config: MeshConfig, num_heads: int, hidden_size: int) -> None:
-    """Refuses, with a ConfigError, a model that does not divide over the mesh."""
-    for sentence in config.misfits(num_heads, hidden_size):
+def require_fitting(config: MeshConfig, num_heads: int, num_kv_heads: int, hidden_size: int, *columns: int) -> None:
+    """Refuses, with a ConfigError, a model that does not divide over the mesh; `columns` are those of a block's matrices."""
+    for sentence in config.misfits(num_heads, hidden_size, num_kv_heads):
         raise ConfigError(sentence)
+    for count in columns:
+        if count % (config.fsdp * config.tensor):
+            raise ConfigError(
+                f"mesh.fsdp {config.fsdp} x mesh.tensor {config.tensor} must divide the {count} columns of a matrix of the model's "
+                "blocks: every parameter is cut over both"
+            )
 
 
 def require_one_device(config: MeshConfig, what: str) -> None:
-    """Refuses, with a ConfigError, a mesh where there is none of: what is done is said by `what`."""
+    """Refuses, with a ConfigError, a mesh for what runs on one device; `what` is its name in the message."""
     if config.devices > 1:
         sizes = " x ".join(f"mesh.{axis} {size}" for axis, size in config.sizes.items())
         raise ConfigError(f"{what} is of one device, and the config has {sizes}; expected mesh to be left out")
-
-
-def _tensor_parts() -> int:
-    """Devices of `tensor` that the program being traced is cut over: 1 outside `Layout.by_prompts`."""
-    return jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1)
-
-
-def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
-    """The array with one axis (None: no axis) cut over `tensor` and the others whole, where such a mesh divides the axis."""
-    if (parts := _tensor_parts()) == 1:
-        return x
-    cut: list[str | None] = [None] * x.ndim
-    if axis is not None:
-        cut[axis] = TENSOR if x.shape[axis] % parts == 0 else None
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*cut))
-
-
-def by_heads(tree: Any) -> Any:
-    """Keys and values [P, ..., N, tokens, D] cut over `tensor`, where there is such a mesh; what is less deep whole."""
-    return jax.tree.map(lambda x: over_tensor(x, axis=x.ndim - HEADS_AXIS if x.ndim > HEADS_AXIS else None), tree)
-
-
-def anywhere(holds: jax.Array) -> jax.Array:
-    """Whether it holds on some device of `data` and `fsdp`, bool scalar, where the program is cut over `tensor`; else as it is.
-
-    For loops whose trip counts depend on a device's own prompts. Exchanges that the partitioner puts into them for `tensor`
-    meet all devices (a collective permute has no groups): one that has left the loop would be waited for without end.
-    """
-    return _agreed(holds, jax.lax.pmax)
-
-
-def everywhere(holds: jax.Array) -> jax.Array:
-    """Whether it holds on all of them: see `anywhere`."""
-    return _agreed(holds, jax.lax.pmin)
-
-
-def _agreed(holds: jax.Array, over: Callable[..., jax.Array]) -> jax.Array:
-    axes = jax.sharding.get_abstract_mesh().shape
-    several = tuple(axis for axis in OF_PROMPTS if axes.get(axis, 1) > 1)
-    return holds if _tensor_parts() == 1 or not several else over(holds.astype(jnp.int32), several) > 0
-
-
-def looked_up(table_VH: jax.Array, ids: jax.Array) -> jax.Array | None:
-    """Rows of a table whose rows are cut over `tensor`, [..., H]; None where they are not.
-
-    Each device gives the rows that it has, and zeros. The partitioner would gather the table.
-    """
-    if (parts := _tensor_parts()) == 1:
-        return None
-    count = table_VH.shape[0] // parts
-
-    def own_rows(table_VH: jax.Array, first_1: jax.Array, ids: jax.Array) -> jax.Array:
-        row = ids - first_1[0]
-        own = (row >= 0) & (row < count)
-        rows = jnp.where(own[..., None], table_VH[jnp.where(own, row, 0)], 0)
-        return jax.lax.psum(rows, TENSOR)
-
-    cut, whole = PartitionSpec(TENSOR), PartitionSpec()
-    lookup = jax.shard_map(own_rows, in_specs=(cut, cut, whole), out_specs=whole, axis_names={TENSOR}, check_vma=False)
-    return lookup(table_VH, jnp.arange(parts, dtype=ids.dtype) * count, ids)

@@ -1,4 +1,4 @@
-"""The processes of a run: how they find each other, what each tells the others, and how all end when one does.
+"""The processes of a run: how they connect, what they exchange, and how all end when one does.
 
 Every process runs the same program on the same prompts' numbers; what is exchanged here is of the host: scores, texts, decisions.
 JAX's runtime connects them and notices one that is gone. Every function that exchanges is called by all of them, in the same
@@ -82,19 +82,20 @@ def is_of_a_link(error: Exception) -> bool:
 
 
 def _connect(config: MeshConfig) -> None:
-    explicit = None not in (config.processes, config.process) and config.coordinator != "auto"
+    number, processes = config.place or (None, None)
+    explicit = config.place is not None and config.coordinator != "auto"
     try:
         jax.distributed.initialize(
             None if config.coordinator == "auto" else config.coordinator,
-            config.processes,
-            config.process,
+            processes,
+            number,
             cluster_detection_method="deactivate" if explicit else None,
             heartbeat_timeout_seconds=HEARTBEAT_S,
         )
     except ValueError as error:
         raise ConfigError(
             f"mesh.coordinator {config.coordinator}: JAX finds no Slurm, Kubernetes or Open MPI here that says the rest "
-            f"({error}); expected mesh.coordinator HOST:PORT of process 0, mesh.processes and mesh.process"
+            f"({error}); expected mesh.coordinator HOST:PORT of process 0, and mesh.process"
         ) from error
     if config.devices != (devices := jax.device_count()):
         sizes = " x ".join(f"mesh.{axis} {size}" for axis, size in config.sizes.items())
@@ -173,7 +174,7 @@ def own(rows: int) -> slice:
 
 
 class Agreed:
-    """A request to stop that is everybody's as soon as it is one's: each process asks at the same places."""
+    """A request to stop that all processes follow as soon as one has it; each looks at the same places of its program."""
 
     def __init__(self, request: Request):
         self._own, self._agreed = request, False

@@ -1,196 +1,126 @@
-"""Causal attention in four forms: whole sequences, completions grouped by their prompt, and what a completion is continued by,
-one token or several.
+"""Attention as one rule: queries look at sets of keys through masks, under one softmax over all of them; and rotary positions.
 
-All but the first compute a prompt's keys and values once for its G completions. Knows nothing of blocks or of what is generated.
+A set is a prompt that a group's completions share, a completion's own tokens, or what an episode has read before. Knows nothing of
+layers, parameters or of what is generated.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+import numpy as np
 
-from jax_grpo.mesh import over_tensor
-from jax_grpo.model import decode_kernel
-from jax_grpo.model.layers import GPT2Config, inwards, residual, wide_dtype
+from jax_grpo.model.architecture import Rope
 
 
 class KV(NamedTuple):
-    """Keys and values of one layer. In a cache [P, N, T, D] (prompts) or [P, G, N, S, D] (S tokens of each completion).
+    """Keys and values of one layer: [P, K, S, D] of prompts, [P, G, K, S, D] of completions.
 
-    Heads come before tokens there, so that the products of one token with its past read memory in order.
+    Heads come before tokens, so that the products of one token with its past read memory in order.
     """
 
     k: jax.Array
     v: jax.Array
 
 
-def causal_mask(attention_mask_BT: jax.Array) -> jax.Array:
-    """[B, 1, T, T] boolean: query t sees key s when s <= t and s is a real token."""
-    length = attention_mask_BT.shape[-1]
-    causal_TT = jnp.tril(jnp.ones((length, length), bool))
-    return causal_TT[None, None] & attention_mask_BT.astype(bool)[:, None, None, :]
+class EarlierTurns(NamedTuple):
+    """The caches of an episode's earlier turns, in the order of its tokens, and which columns count."""
 
-
-def join_rows(x_PTX: jax.Array, x_PGCX: jax.Array) -> jax.Array:
-    """One row a token, [P T + P G C, ...]: those of the prompts, then those of the completions."""
-    return jnp.concatenate([x_PTX.reshape(-1, *x_PTX.shape[2:]), x_PGCX.reshape(-1, *x_PGCX.shape[3:])])
-
-
-def split_rows(x_RX: jax.Array, prompt_PT: jax.Array, completion_PGC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `join_rows`, [P, T, ...] and [P, G, C, ...]; the arrays give the sizes."""
-    rest = x_RX.shape[1:]
-    return (
-        x_RX[: prompt_PT.size].reshape(*prompt_PT.shape, *rest),
-        x_RX[prompt_PT.size :].reshape(*completion_PGC.shape, *rest),
-    )
-
-
-def _joint_softmax(sets: Sequence[tuple[jax.Array, jax.Array | bool]], head_dim: int) -> list[jax.Array]:
-    """Attention weights of one softmax over several sets of keys, each given as its scores [..., S] and which of them are seen."""
-    lowest = jnp.finfo(sets[0][0].dtype).min
-    scores = jnp.concatenate([jnp.where(seen, scores, lowest) for scores, seen in sets], axis=-1)
-    weights = jax.nn.softmax(scores / math.sqrt(head_dim), axis=-1)
-    ends = list(itertools.accumulate(scores.shape[-1] for scores, _ in sets))
-    return jnp.split(weights, ends[:-1], axis=-1)
-
-
-class Past(NamedTuple):
-    """What an episode's earlier turns have read, in any order (positions are in the embeddings), and which columns count."""
-
-    caches: list[KV]  # per layer [P, G, N, S, D]
+    caches: list[KV]  # per layer [P, G, K, S, D]
     mask_PGS: jax.Array  # bool
 
 
-class Attention(nnx.Module):
-    """Causal multi-head attention, `softmax(q k^T / sqrt(D)) v`, softmax in at least float32."""
+class Seen(NamedTuple):
+    """Keys that queries look at, and through which mask: bool, broadcast against scores [P, E, S] or [P, G, E, S]."""
 
-    def __init__(self, config: GPT2Config, **how: Any):
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.c_attn = inwards(config, 3, **how)
-        self.c_proj = residual(config, 1, **how)
+    kv: KV
+    mask: jax.Array
+    heads_first: bool = True  # as in a cache; else as projections give them, [..., S, K, D]
 
-    def qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """[..., H] to three arrays [..., N, D]."""
-        heads = (*x.shape[:-1], self.num_heads, self.head_dim)
-        q, k, v = (over_tensor(x.reshape(heads), axis=-2) for x in jnp.split(self.c_attn(x), 3, axis=-1))
-        return q, k, v
 
-    def project(self, heads: jax.Array) -> jax.Array:
-        """[..., N, D] to [..., H]."""
-        return self.c_proj(heads.reshape(*heads.shape[:-2], self.num_heads * self.head_dim))
+Turn = tuple[jax.Array, jax.Array]  # cosines and sines of tokens' angles, [..., D / 2]
 
-    def __call__(self, x_BTH: jax.Array, mask_B1TT: jax.Array) -> tuple[jax.Array, KV]:
-        q_BTND, k_BTND, v_BTND = self.qkv(x_BTH)
-        return self.project(self._causal(q_BTND, k_BTND, v_BTND, mask_B1TT)), KV(k_BTND, v_BTND)
 
-    def grouped(
-        self, x_RH: jax.Array, mask_P1TT: jax.Array, prompt_mask_PT: jax.Array, completion_mask_PGC: jax.Array
-    ) -> jax.Array:
-        """All tokens of all prompts and of all completions, rows [R, H] as `join_rows` lays them.
+def wide_dtype(x: jax.Array):
+    """The dtype that sums over x's elements are taken in: at least float32."""
+    return jnp.promote_types(x.dtype, jnp.float32)
 
-        A completion's token sees its prompt's shared keys and its own past. What is done to each row by itself is one product
-        for both kinds.
-        """
-        (q_PTND, q_PGCND), (k_PTND, k_PGCND), (v_PTND, v_PGCND) = (
-            split_rows(x_RND, prompt_mask_PT, completion_mask_PGC) for x_RND in self.qkv(x_RH)
-        )
-        out_PTND = self._causal(q_PTND, k_PTND, v_PTND, mask_P1TT)
-        causal_CC = jnp.tril(jnp.ones((q_PGCND.shape[2], q_PGCND.shape[2]), bool))
-        own_PGCS = causal_CC & completion_mask_PGC.astype(bool)[:, :, None, :]
 
-        def scores(equation: str, k: jax.Array) -> jax.Array:
-            return jnp.einsum(equation, q_PGCND, k, preferred_element_type=wide_dtype(q_PGCND))
+def heads_first(x: jax.Array) -> jax.Array:
+    """[..., S, K, D] to [..., K, S, D]."""
+    return jnp.swapaxes(x, -3, -2)
 
-        sets = [
-            (scores("pgcnd,ptnd->pgnct", k_PTND), prompt_mask_PT.astype(bool)[:, None, None, None, :]),
-            (scores("pgcnd,pgsnd->pgncs", k_PGCND), own_PGCS[:, :, None]),
-        ]
-        on_prompt, on_own = (w.astype(q_PGCND.dtype) for w in _joint_softmax(sets, self.head_dim))
-        out_PGCND = jnp.einsum("pgnct,ptnd->pgcnd", on_prompt, v_PTND)
-        out_PGCND += jnp.einsum("pgncs,pgsnd->pgcnd", on_own, v_PGCND)
-        return self.project(join_rows(out_PTND, out_PGCND))
 
-    def _causal(self, q_BTND: jax.Array, k_BTND: jax.Array, v_BTND: jax.Array, mask_B1TT: jax.Array) -> jax.Array:
-        """Heads' outputs [B, T, N, D] where each token sees what the mask lets it."""
-        # Written out: `jax.nn.dot_product_attention` takes its softmax in float32 even for float64 inputs.
-        dtype = wide_dtype(q_BTND)
-        scores_BNTS = jnp.einsum("btnd,bsnd->bnts", q_BTND, k_BTND, preferred_element_type=dtype)
-        scores_BNTS = jnp.where(mask_B1TT, scores_BNTS / math.sqrt(self.head_dim), jnp.finfo(dtype).min)
-        weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(q_BTND.dtype)
-        return jnp.einsum("bnts,bsnd->btnd", weights_BNTS, v_BTND)
+def causal(real: jax.Array) -> jax.Array:
+    """Query t sees key s when s <= t and s is a real token: bool [..., S] to [..., T, S]."""
+    length = real.shape[-1]
+    return jnp.tril(jnp.ones((length, length), bool)) & real.astype(bool)[..., None, :]
 
-    def decode(
-        self,
-        x_PGH: jax.Array,
-        prompt: KV,
-        prompt_mask_PT: jax.Array,
-        own: Sequence[KV],
-        step: jax.Array,
-        past: KV | None = None,
-        past_mask_PGS: jax.Array | None = None,
-        kernel: bool = False,
-    ) -> tuple[jax.Array, KV]:
-        """One token per completion: attends to the shared prompt cache, to earlier turns, and to the completion's tokens 0..step.
 
-        The completion's cache comes in chunks; the token is written into the last, which is returned. With `kernel`, one Pallas
-        kernel does all of it, where there is one chunk and no earlier turn.
-        """
-        *full, last = own
-        if kernel and not full and past is None:
-            bias_X = self.c_attn.bias[...]  # pyright: ignore[reportOptionalSubscript]
-            out_PGH, *grown = decode_kernel.decode(
-                self.c_attn.product(x_PGH), bias_X, prompt.k, prompt.v, prompt_mask_PT, last.k, last.v, step
-            )
-            return self.c_proj(out_PGH), KV(*grown)
-        q_PGND, k_PGND, v_PGND = self.qkv(x_PGH)
-        place = step - sum(chunk.k.shape[3] for chunk in full)
-        last = KV(
-            jax.lax.dynamic_update_slice_in_dim(last.k, k_PGND[:, :, :, None], place, axis=3),
-            jax.lax.dynamic_update_slice_in_dim(last.v, v_PGND[:, :, :, None], place, axis=3),
-        )
+def near(query: jax.Array, key: jax.Array, window: int | None) -> jax.Array | bool:
+    """Whether key positions [..., S] lie in the window of query positions [..., T]: [..., T, S]. A token is in its own window."""
+    return True if window is None else query[..., :, None] - key[..., None, :] < window
 
-        def scores(keys: str, k: jax.Array) -> jax.Array:
-            return jnp.einsum(f"pgnd,{keys}->pgns", q_PGND, k, preferred_element_type=wide_dtype(q_PGND))
 
-        chunks, seen = [*full, last], [*[True] * len(full), jnp.arange(last.k.shape[3]) <= place]
-        sets = [(scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, :])]
-        if past is not None and past_mask_PGS is not None:
-            chunks, seen = [past, *chunks], [past_mask_PGS[:, :, None], *seen]
-        sets += [(scores("pgnsd", chunk.k), s) for chunk, s in zip(chunks, seen, strict=True)]
-        on_prompt, *on_own = (w.astype(x_PGH.dtype) for w in _joint_softmax(sets, self.head_dim))
-        out_PGND = jnp.einsum("pgns,pnsd->pgnd", on_prompt, prompt.v)
-        for weights_PGNS, chunk in zip(on_own, chunks, strict=True):
-            out_PGND += jnp.einsum("pgns,pgnsd->pgnd", weights_PGNS, chunk.v)
-        return self.project(out_PGND), last
+def attend(q: jax.Array, axes: str, sets: Sequence[Seen], divisor: float) -> jax.Array:
+    """softmax(q k^T / divisor) v, one softmax in at least float32 over all the sets; the shape of `q`.
 
-    def extend(
-        self,
-        x_PGEH: jax.Array,
-        mask_PGE: jax.Array,
-        prompt: KV,
-        prompt_mask_PT: jax.Array,
-        past: KV,
-        past_mask_PGS: jax.Array,
-    ) -> tuple[jax.Array, KV]:
-        """Several tokens at once that follow what a completion has read; also returns their cache [P, G, N, E, D]."""
-        q_PGNED, k_PGNED, v_PGNED = (jnp.swapaxes(x, 2, 3) for x in self.qkv(x_PGEH))
-        length = q_PGNED.shape[3]
-        own_PGEE = jnp.tril(jnp.ones((length, length), bool)) & mask_PGE.astype(bool)[:, :, None, :]
+    Queries are [..., N, D], and `axes` names what is before: p and g of prompts and completions, e of a completion's queries. N
+    heads share K heads of keys, N / K neighbours each.
+    """
+    # Written out: `jax.nn.dot_product_attention` takes its softmax in float32 even for float64 inputs.
+    wide, heads = wide_dtype(q), q.shape[-2]
+    kv_heads = sets[0].kv.k.shape[-3 if sets[0].heads_first else -2]
+    shared = "r" * (kv_heads < heads)  # an axis of size 1 would cost copies
+    queries = q.reshape(*q.shape[:-2], kv_heads, heads // kv_heads, q.shape[-1]) if shared else q
+    of_queries = f"{axes}k{shared}d"
+    of_scores = f"{axes.removesuffix('e')}k{shared}{'e' * axes.endswith('e')}s"
+    layouts = [("p" if one.kv.k.ndim == 4 else "pg") + ("ksd" if one.heads_first else "skd") for one in sets]
 
-        def scores(keys: str, k: jax.Array) -> jax.Array:
-            return jnp.einsum(f"pgned,{keys}->pgnes", q_PGNED, k, preferred_element_type=wide_dtype(q_PGNED))
+    def scores(one: Seen, layout: str) -> jax.Array:
+        products = jnp.einsum(f"{of_queries},{layout}->{of_scores}", queries, one.kv.k, preferred_element_type=wide)
+        mask = jnp.expand_dims(one.mask, [of_scores.index(axis) for axis in "k" + shared])
+        mask = mask if "e" in axes else mask.squeeze(-2)
+        return jnp.where(mask, products / divisor if len(sets) == 1 else products, jnp.finfo(wide).min)
 
-        sets = [
-            (scores("pnsd", prompt.k), prompt_mask_PT.astype(bool)[:, None, None, None, :]),
-            (scores("pgnsd", past.k), past_mask_PGS[:, :, None, None, :]),
-            (scores("pgnsd", k_PGNED), own_PGEE[:, :, None]),
-        ]
-        on_prompt, *on_own = (w.astype(x_PGEH.dtype) for w in _joint_softmax(sets, self.head_dim))
-        out_PGNED = jnp.einsum("pgnes,pnsd->pgned", on_prompt, prompt.v)
-        for weights_PGNES, v_PGNSD in zip(on_own, (past.v, v_PGNED), strict=True):
-            out_PGNED += jnp.einsum("pgnes,pgnsd->pgned", weights_PGNES, v_PGNSD)
-        return self.project(jnp.swapaxes(out_PGNED, 2, 3)), KV(k_PGNED, v_PGNED)
+    pairs = list(zip(sets, layouts, strict=True))
+    # XLA fuses the division best before the mask of one set, and behind the joining of several.
+    joined = scores(*pairs[0]) if len(sets) == 1 else jnp.concatenate([scores(*pair) for pair in pairs], -1) / divisor
+    weights = jax.nn.softmax(joined, axis=-1)
+    ends = list(itertools.accumulate(one.mask.shape[-1] for one in sets))
+    parts = jnp.split(weights.astype(q.dtype), ends[:-1], axis=-1)
+    mixed = [
+        jnp.einsum(f"{of_scores},{layout}->{of_queries}", part, one.kv.v)
+        for part, (one, layout) in zip(parts, pairs, strict=True)
+    ]
+    return sum(mixed[1:], mixed[0]).reshape(q.shape)
+
+
+def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+    """Radians a position of each pair of a head's numbers, float64 [D / 2]: theta^(-2 i / D), scaled.
+
+    `linear` divides all by the factor (Chen et al. 2023). `llama3` divides those of which fewer than low_freq_factor wavelengths
+    fit into the original context, leaves those of more than high_freq_factor, and goes over from one to the other between.
+    """
+    turns_D = rope.rope_theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    unscaled_D, low, high = np.zeros(1), rope.low_freq_factor, rope.high_freq_factor
+    if low is not None and high is not None and rope.original_max_position_embeddings is not None:
+        waves_D = rope.original_max_position_embeddings * turns_D / (2 * math.pi)  # wavelengths in the original context
+        unscaled_D = np.clip((waves_D - low) / (high - low), 0, 1)
+    return ((1 - unscaled_D) / (rope.factor or 1) + unscaled_D) * turns_D
+
+
+def turn_of(rope: Rope, position: jax.Array, head_dim: int, dtype: jax.typing.DTypeLike) -> Turn:
+    """Cosines and sines of tokens' angles, [..., D / 2], in `dtype`."""
+    angle = position[..., None] * jnp.asarray(frequencies(rope, head_dim), dtype)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def turned(x: jax.Array, turn: Turn) -> jax.Array:
+    """Rotary positions of x [..., N, D]: pairs (i, i + D / 2) turned by their angles, as Hugging Face's weights lay them."""
+    cos, sin = (part[..., None, :] for part in turn)
+    a, b = jnp.split(x.astype(cos.dtype), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

@@ -2,7 +2,7 @@
 
 Over the shared prompt, the completion's own tokens so far and the new one, with one online softmax (Milakov & Gimelshein 2018) in
 at least float32; the new token's keys and values are written into the cache in place. Interpreted where the program is compiled
-for the CPU: for tests, not for speed. `Attention.decode` says the same in a dozen XLA kernels.
+for the CPU: for tests, not for speed. `Decoder.decode` does the same in a dozen XLA kernels.
 """
 
 import functools
@@ -14,11 +14,26 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from jax_grpo.model.architecture import Architecture
+
 # JAX 0.11 deprecates this backend; the kernel is small, and `einsum` does the same without it.
 warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
 BLOCK = 32  # keys that one program holds at a time; with 64 numbers each, 16 a thread of 128
 WARPS = 4
+
+
+def refusal(architecture: Architecture) -> str | None:
+    """Why the kernel cannot do a model's attention, or None."""
+    sizes, plain = architecture, Architecture(1, 1, 1, 1, 1)
+    if sizes.kv_heads != sizes.num_heads:
+        return f"has no grouped queries (num_kv_heads {sizes.kv_heads} of {sizes.num_heads})"
+    for name in ("rope", "window", "qk_norm", "query_scale", "qkv_bias"):
+        if getattr(sizes, name) != getattr(plain, name):
+            return f"cannot do {name} {getattr(sizes, name)}"
+    if sizes.head_dim & (sizes.head_dim - 1):
+        return f"needs heads of a power of two columns, not {sizes.head_dim}"
+    return None
 
 
 def decode(
@@ -35,17 +50,9 @@ def decode(
 
     `product_PGX` is the tokens' hidden states times the matrix of queries, keys and values, X = 3 H, to which their bias is still
     to be added. A query sees its prompt's real tokens, columns before `place`, and its own token.
-
-    Raises:
-        ValueError: D is not a power of two, which Triton's arrays have to be.
     """
     prompts, heads, _, head_dim = prompt_k_PNTD.shape
     group = product_PGX.shape[1]
-    if head_dim & (head_dim - 1):
-        raise ValueError(
-            f"model.decode_attention pallas needs heads of a power of two columns, not {head_dim}: choose model.num_heads so, or "
-            f"leave it at einsum"
-        )
     # Of the 3 N blocks of D columns, those of a head's query, keys and values.
     products = [
         pl.BlockSpec((None, None, head_dim), lambda p, g, n, first=first: (p, g, first + n))

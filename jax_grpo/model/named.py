@@ -1,10 +1,10 @@
 """From what a config or a user calls a model to a tokenizer, a graph definition and parameters on the device.
 
-Names are `packaged:rook-small`, a run's folder, a Hugging Face folder, or a checkpoint. The one place that resolves them, finds the
-tokenizer that belongs to weights, and says what a model is.
+Names are `packaged:rook-small`, a run's folder, a Hugging Face folder, a folder of adapters, or a checkpoint. The one place that
+resolves them, finds the tokenizer that belongs to weights, and says what a model is.
 """
 
-import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,24 +12,33 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grpo.config import ConfigError
-from jax_grpo.config.files import RUN_WEIGHTS, TOKENIZER_FILE, read_settings, require_weights, weights_directory
-from jax_grpo.config.sections import ModelConfig
-from jax_grpo.config.tasks import OWN_SIDE
-from jax_grpo.model.gpt2 import GPT2, GPT2Config
-from jax_grpo.model.tokenizer import MARKER_FILE, Tokenizer
+from jax_grpo.config import ConfigError, earlier
+from jax_grpo.config.files import (
+    RUN_WEIGHTS,
+    adapter_directory,
+    base_of,
+    is_adapter,
+    require_weights,
+    weights_directory,
+)
+from jax_grpo.config.sections import AdapterConfig, ModelConfig
+from jax_grpo.model import decode_kernel
+from jax_grpo.model.adapters import Adapter, attach, divided, joined, merged
+from jax_grpo.model.architecture import SIZES, Architecture
+from jax_grpo.model.decoder import Decoder
+from jax_grpo.model.peft_files import load_adapters, read_adapter, read_base
+from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
 from jax_grpo.model.weights import WeightsError, abstract_params, load_hf, read_config, require_finite
 from jax_grpo.run import checkpoints
-from jax_grpo.run.files import STATE, is_checkpoint, read_manifest
+from jax_grpo.run.files import STATE, is_checkpoint
 
-GPT2_VOCABULARY = 50257
-PROMPT_STYLE = "prompt_style"  # what config.json calls how a model is asked, where that is `OWN_SIDE`
+GPT2_SIZES = SIZES[1:]
 
 
 class Policy(NamedTuple):
-    """A model ready to run: `nnx.merge(graphdef, params)` is the `GPT2`."""
+    """A model ready to run: `nnx.merge(graphdef, params)` is the `Decoder`."""
 
-    architecture: GPT2Config
+    architecture: Architecture
     tokenizer: Tokenizer
     graphdef: Any
     params: Any
@@ -38,15 +47,21 @@ class Policy(NamedTuple):
 class Model(NamedTuple):
     """The same without a tokenizer, for work on token ids."""
 
-    architecture: GPT2Config
+    architecture: Architecture
     graphdef: Any
     params: Any
 
 
-def random_architecture(config: ModelConfig, tokenizer: Tokenizer) -> GPT2Config:
-    """Architecture of random weights: the sizes that the config gives, all of them by its own check."""
-    sizes = (config.num_layers, config.num_heads, config.hidden_size, config.max_position_embeddings)
-    return GPT2Config(config.vocab_size or tokenizer.vocab_size, *(size or 0 for size in sizes))
+def random_architecture(config: ModelConfig, tokenizer: Tokenizer) -> Architecture:
+    """Architecture of random weights: of `model.architecture`, or a GPT-2 of the sizes that the config gives.
+
+    Raises:
+        WeightsError: `model.architecture` is no config.json of a model that this decoder can be.
+    """
+    if config.architecture is not None:
+        return read_config(config.architecture)
+    sizes: dict[str, Any] = {name: getattr(config, name) or 0 for name in GPT2_SIZES}
+    return Architecture(vocab_size=config.vocab_size or tokenizer.vocab_size, **sizes)
 
 
 def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
@@ -54,22 +69,43 @@ def load_policy(config: ModelConfig, seed: int, context: int) -> Policy:
 
     Raises as `Tokenizer.load` and `load_model` do.
     """
-    tokenizer = Tokenizer.load(config.tokenizer)
+    tokenizer = Tokenizer.load(tokenizer_of(config))
     architecture, graphdef, params = load_model(config, seed, context, tokenizer.vocab_size)
     return Policy(architecture, tokenizer, graphdef, params)
 
 
-def build_model(config: ModelConfig, architecture: GPT2Config, *, seed: int, vocabulary: int | None) -> GPT2:
-    """The model as the config's section says, with random weights; see `GPT2`."""
-    return GPT2(
+def build_model(config: ModelConfig, architecture: Architecture, *, seed: int, vocabulary: int | None) -> Decoder:
+    """The model as the config's section says, with random weights, and adapters of no effect; see `Decoder`.
+
+    Raises:
+        ConfigError: the decode kernel is asked for and cannot do the model's attention; or an adapter's target is not there.
+    """
+    if config.decode_attention == "pallas" and (reason := decode_kernel.refusal(architecture)):
+        raise ConfigError(f"model.decode_attention pallas {reason}: leave it at einsum")
+    model = Decoder(
         architecture,
         rngs=nnx.Rngs(seed),
-        param_dtype=jnp.dtype(config.param_dtype),
+        param_dtype=jnp.dtype(config.base_dtype),
         compute_dtype=jnp.dtype(config.compute_dtype),
         remat=config.recomputed,
         vocabulary=vocabulary,
         decode_kernel=config.decode_attention == "pallas",
     )
+    adapter = adapter_of(config.adapter)
+    if config.adapter is None or adapter is None:
+        return model
+    model.merges_adapters = config.adapter.merged_rollouts
+    return attach(model, adapter, seed=seed, param_dtype=jnp.dtype(config.param_dtype))
+
+
+def adapter_of(config: AdapterConfig | None) -> Adapter | None:
+    """Sizes and places of the adapters that the config asks for; its own, or those of the weights that it names."""
+    if config is None:
+        return None
+    if config.weights is not None:
+        return read_adapter(adapter_directory(config.weights))
+    targets = None if config.targets == "all_linear" else tuple(config.targets)
+    return Adapter(config.rank, config.alpha, targets, config.rank_stabilised)
 
 
 def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | None = None) -> Model:
@@ -80,22 +116,24 @@ def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | N
 
     Raises:
         ConfigError: there are no such weights, or the vocabulary or context does not fit them.
-        WeightsError: the folder's files are not a GPT-2.
+        WeightsError: the folder's files are no model that this decoder can be.
         CheckpointError: the folder is a checkpoint, and damaged.
     """
     if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
         where = "model.compute_dtype or model.param_dtype"
         raise ConfigError(f"{where} is float64: set JAX_ENABLE_X64=1, else JAX uses float32")
     if config.weights is None:
-        architecture, params = random_architecture(config, Tokenizer.load(config.tokenizer)), None
+        architecture, params = random_architecture(config, Tokenizer.load(tokenizer_of(config))), None
     else:
         require_weights(config.weights)
-        folder = weights_directory(config.weights)
-        load = load_checkpoint if is_checkpoint(folder) else load_hf
-        architecture, params = load(folder, jnp.dtype(config.param_dtype))
+        architecture, params = load_weights(config.weights, jnp.dtype(config.base_dtype))
+        if config.architecture is not None and read_config(config.architecture) != architecture:
+            raise ConfigError(
+                f"model.architecture {config.architecture!r} is not what model.weights {config.weights!r} are of"
+            )
     if vocabulary is not None and architecture.vocab_size < vocabulary:
         raise ConfigError(
-            f"model.tokenizer {config.tokenizer!r} has {vocabulary} tokens but the model's vocabulary has "
+            f"model.tokenizer {tokenizer_of(config)!r} has {vocabulary} tokens but the model's vocabulary has "
             f"{architecture.vocab_size}; use the tokenizer the weights were trained with"
         )
     if architecture.max_position_embeddings < context:
@@ -104,57 +142,80 @@ def load_model(config: ModelConfig, seed: int, context: int, vocabulary: int | N
             f"observations) = {context} tokens; the model has {architecture.max_position_embeddings} positions"
         )
 
-    def build() -> GPT2:
+    def build() -> Decoder:
         return build_model(config, architecture, seed=seed, vocabulary=vocabulary)
 
     if params is None:  # one program, which goes with this function; op by op they would stay, 70 MB in all
         params = jax.jit(lambda: nnx.state(build(), nnx.Param))()
+    if config.adapter is not None:
+        params = joined(_adapters(config.adapter, architecture, build, params), params)
     return Model(architecture, nnx.split(nnx.eval_shape(build), nnx.Param)[0], params)
 
 
-def find_tokenizer(weights: str) -> str:
-    """The tokenizer that weights which are there were trained with: `chess`, `gpt2`, or their own folder, by what it holds.
+def _adapters(config: AdapterConfig, architecture: Architecture, build: Callable[[], Decoder], base: Any) -> nnx.State:
+    """Those that a run of these weights begins with."""
+    if config.weights is None:
+        return jax.jit(lambda: divided(nnx.state(build(), nnx.Param))[0])()
+    folder = adapter_directory(config.weights)
+    _require_own_base(folder, base)
+    return load_adapters(folder, architecture, divided(nnx.state(nnx.eval_shape(build), nnx.Param))[0])
 
-    Raises:
-        WeightsError: nothing in the folder says which.
+
+def base_hash(base: Any, dtype: Any = jnp.float32) -> str:
+    """What adapters know their base by: a hash of its values in a dtype, in whatever it is held now."""
+    return checkpoints.content_hash(base, dtype, jnp.float32)
+
+
+def _require_own_base(folder: Path, base: Any) -> None:
+    """Refuses, with a WeightsError, adapters that were trained on other weights, where their folder says on which."""
+    before, dtype = read_base(folder)
+    if before is not None and (now := base_hash(base, jnp.dtype(dtype or "float32"))) != before:
+        raise WeightsError(
+            f"{folder} has adapters that were trained on other weights: their hash was {before[:12]}..., and here it is "
+            f"{now[:12]}...; an adapter is of its base alone"
+        )
+
+
+def load_weights(name: str, dtype: Any) -> tuple[Architecture, nnx.State]:
+    """Architecture and parameters of a user's name; those of adapters are their base's with the adapters added in.
+
+    Raises as `load_model` does.
     """
-    folder = weights_directory(weights)
+    folder = weights_directory(name)
     if is_checkpoint(folder):
-        return read_manifest(folder)["config"]["model"]["tokenizer"]
-    if any((folder / file).is_file() for file in (MARKER_FILE, "vocab.json", TOKENIZER_FILE)):
-        return str(folder)
-    if (vocabulary := read_config(folder).vocab_size) == GPT2_VOCABULARY:
-        return "gpt2"
-    raise WeightsError(
-        f"{folder} has no tokenizer (vocab.json and merges.txt, {TOKENIZER_FILE}, or {MARKER_FILE}) and its vocabulary of "
-        f"{vocabulary} is not GPT-2's {GPT2_VOCABULARY}; put the tokenizer's files beside the weights"
+        return load_checkpoint(folder, dtype)
+    if not is_adapter(folder):
+        return load_hf(folder, dtype)
+    architecture, base = load_weights(base_of(folder), dtype)
+    _require_own_base(folder, base)
+    graphdef, like = _with_adapters(architecture, read_adapter(folder), dtype)
+    base = _as_trained_on(base, read_base(folder)[1])
+    return architecture, merged(graphdef, joined(load_adapters(folder, architecture, like), base))
+
+
+def _as_trained_on(base: nnx.State, dtype: str | None) -> nnx.State:
+    """The base as it was rounded where its adapters were trained."""
+    if dtype != "bfloat16":
+        return base
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), base)
+
+
+def _with_adapters(architecture: Architecture, adapter: Adapter, dtype: Any) -> tuple[Any, nnx.State]:
+    """Graph of a decoder with adapters, and their shapes."""
+    made = nnx.eval_shape(
+        lambda: attach(Decoder(architecture, rngs=nnx.Rngs(0), param_dtype=dtype), adapter, seed=0, param_dtype=dtype)
     )
-
-
-def find_style(weights: str) -> str:
-    """How weights that are there were taught to be asked for one move, by a checkpoint's config or config.json: `own_side`
-    where they say so, else `best_move`.
-    """
-    folder = weights_directory(weights)
-    if is_checkpoint(folder):
-        said = read_manifest(folder).get("config", {}).get("task", {}).get(PROMPT_STYLE)
-    else:
-        said = read_settings(folder / "config.json").get(PROMPT_STYLE)
-    return OWN_SIDE if said == OWN_SIDE else "best_move"
-
-
-def said_of_style(style: str) -> dict[str, str]:
-    """What config.json says of a model that was taught a prompt style; nothing of those that are asked as ever."""
-    return {PROMPT_STYLE: style} if style == OWN_SIDE else {}
+    graphdef, params = nnx.split(made, nnx.Param)
+    return graphdef, divided(params)[0]
 
 
 def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
-    """The policy of a user's name, computing in float32; its tokenizer is the weights' own (`find_tokenizer`) unless given.
+    """The policy of a user's name, computing in float32; its tokenizer is the weights' own unless given.
 
-    Raises as `find_tokenizer` and `load_policy` do.
+    Raises as `load_policy` does.
     """
     require_weights(name)
-    config = ModelConfig(weights=name, tokenizer=tokenizer or find_tokenizer(name))
+    config = ModelConfig(weights=name, tokenizer=tokenizer)
     return load_policy(config, seed=0, context=context)
 
 
@@ -164,23 +225,37 @@ def describe_model(name: str, policy: Policy) -> dict[str, Any]:
     padding = (sizes.padded_vocab_size - sizes.vocab_size) * sizes.hidden_size
     return {
         "name": folder.parent.name if folder.name == RUN_WEIGHTS else folder.name,
-        "architecture": dataclasses.asdict(sizes),
+        "architecture": sizes.as_json(),
         "tokenizer": policy.tokenizer.name,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)) - padding,
         "sha256": checkpoints.content_hash(policy.params),
     }
 
 
-def load_checkpoint(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
-    """Architecture and parameters alone of a checkpoint, on the default device: weights to start another run from.
+class Saved(NamedTuple):
+    """What a checkpoint has of a model: all of its parameters, or adapters."""
+
+    architecture: Architecture
+    params: nnx.State
+    adapter: Adapter | None  # what the parameters are; None: all there are
+    graphdef: Any  # of the model with the adapters
+    content: dict[str, Any]  # of the manifest
+
+
+def read_checkpoint(path: Path, dtype: Any) -> Saved:
+    """The parameters that a checkpoint has, on the default device.
 
     Raises:
-        CheckpointError: damaged, or not a GPT-2 of the architecture it states.
+        CheckpointError: damaged, or not of the architecture it states.
         WeightsError: a value is not finite.
     """
     _, content, arrays = checkpoints.load(path, checkpoints.PARAMS)
-    architecture = GPT2Config(**content["architecture"])
-    tree = abstract_params(architecture)
+    architecture = Architecture.from_json(content["architecture"])
+    own = content.get("config", {}).get("model", {}).get("adapter")
+    adapter = None if own is None else adapter_of(AdapterConfig.model_validate(own))
+    graphdef, tree = None, abstract_params(architecture)
+    if adapter is not None:
+        graphdef, tree = _with_adapters(architecture, adapter, dtype)
     like = {checkpoints.PARAMS + name: leaf for name, leaf in checkpoints.named(tree).items()}
     saved = {name: content["arrays"][name] for name in arrays}
     stated = {name: [list(x.shape), saved.get(name, [None, None])[1]] for name, x in like.items()}
@@ -188,4 +263,31 @@ def load_checkpoint(path: Path, dtype: Any) -> tuple[GPT2Config, nnx.State]:
     for name, array in arrays.items():
         require_finite(array, path / STATE / name, name)
     leaves = [jnp.asarray(arrays[name], dtype) for name in like]
-    return architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    return Saved(architecture, jax.tree.unflatten(jax.tree.structure(tree), leaves), adapter, graphdef, content)
+
+
+def load_checkpoint(path: Path, dtype: Any) -> tuple[Architecture, nnx.State]:
+    """Architecture and parameters alone of a checkpoint, on the default device: weights to start another run from.
+
+    Of a run of adapters they are its base's with the adapters added in. Raises as `read_checkpoint` does; a WeightsError also where
+    a run's base is not what it was.
+    """
+    saved = read_checkpoint(path, dtype)
+    if saved.adapter is None:
+        return saved.architecture, saved.params
+    base = _base_of_run(path, saved.content, dtype)
+    return saved.architecture, merged(saved.graphdef, joined(saved.params, base))
+
+
+def _base_of_run(path: Path, content: Mapping[str, Any], dtype: Any) -> nnx.State:
+    """The weights under a run's adapters."""
+    model = ModelConfig.model_validate(earlier.current(content["config"])["model"])
+    require_weights(model.weights)
+    _, base = load_weights(str(model.weights), dtype)
+    before = content["identity"]["base"]
+    if (now := base_hash(base, jnp.dtype(model.base_dtype))) != before:
+        raise WeightsError(
+            f"{path} has adapters of model.weights {model.weights!r}, which hold something else now: their hash is {now[:12]}..., "
+            f"it was {before[:12]}...; put the old files back"
+        )
+    return _as_trained_on(base, model.base_dtype)

@@ -1,203 +1,144 @@
-"""Text to token ids and back: GPT-2's byte-level BPE, a small chess vocabulary for small models, and any tokenizer.json.
+"""Text to token ids and back: any folder of Hugging Face's `tokenizers`, GPT-2's, and a chess vocabulary for small models.
 
-All are Hugging Face `tokenizers` behind one class. The chess vocabulary gives every board square one token: the board
-field of a FEN (`rnbqkbnr/pppppppp/8/...`) becomes 64 tokens, so that a model sees a fixed grid, and any other text falls
-back to bytes. Knows nothing of tasks or models.
+Ids and texts are those of `transformers`. Knows nothing of tasks or models.
 """
 
+import copy
 import hashlib
-import itertools
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-
-from jax_grpo.config.files import CHAT_TEMPLATE, TOKENIZER_CONFIG, TOKENIZER_FILE, read_settings, tokenizer_path
-from jax_grpo.model.tokenizer_file import (
-    TokenizerError,
-    TokenizerFile,
-    gpt2_byte_of_char,
-    read_tokenizer,
-    token_bytes,
+from jax_grpo.config.files import (
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILE,
+    base_of,
+    is_adapter,
+    is_checkpoint,
+    read_settings,
+    tokenizer_path,
+    weights_directory,
 )
+from jax_grpo.config.sections import ModelConfig
+from jax_grpo.model.token_bytes import token_bytes
+from jax_grpo.names import TOKENIZERS, by_name
+from jax_grpo.prompts.chat import Rendered
+from jax_grpo.prompts.tokenizer_files import (
+    END_OF_TEXT,
+    VOCABULARY,
+    TokenizerError,
+    TokenizerFolder,
+    read_folder,
+)
+from jax_grpo.run.files import read_manifest
 
-ASSETS = Path(__file__).parents[1] / "assets" / "tokenizers"
-END_OF_TEXT = "<|endoftext|>"
-MARKER_FILE = "jax_grpo_tokenizer.json"
-
-# A board square as a character outside the 0-255 range that bytes occupy (they are mapped one to one to U+0000-U+00FF).
-_PIECES = ".PNBRQKpnbrqk"
-_SQUARE_OF_PIECE = {piece: chr(0x100 + i) for i, piece in enumerate(_PIECES)}
-PIECE_OF_SQUARE = {square: piece for piece, square in _SQUARE_OF_PIECE.items()}
-_BOARD = re.compile(r"(?<![\w/])[pnbrqkPNBRQK1-8]+(?:/[pnbrqkPNBRQK1-8]+){7}(?![\w/])")
-_SQUARE_RUN = re.compile(f"[{chr(0x100)}-{chr(0x100 + len(_PIECES) - 1)}]+")
-
-
-def _expand_board(match: re.Match[str]) -> str:
-    """Board field to 64 square characters, or unchanged when collapsing would not give the same text back."""
-    squares = "".join(
-        _SQUARE_OF_PIECE["."] * int(c) if c.isdigit() else _SQUARE_OF_PIECE.get(c, "") for c in match[0] if c != "/"
-    )
-    return squares if _collapse_board(squares) == match[0] else match[0]
-
-
-def _collapse_board(squares: str) -> str:
-    """Square characters to FEN board text, eight to a rank; a model's partial board gives a partial field."""
-    ranks = []
-    for start in range(0, len(squares), 8):
-        rank = "".join(PIECE_OF_SQUARE[c] for c in squares[start : start + 8])
-        ranks.append(re.sub(r"\.+", lambda run: str(len(run[0])), rank))
-    return "/".join(ranks)
-
-
-def chess_vocabulary() -> list[str]:
-    """Multi-character tokens of the chess vocabulary. The order is part of every checkpoint: only ever append."""
-    names = [f"{file}{rank}" for rank in range(1, 9) for file in "abcdefgh"]
-    castling = ["".join(itertools.compress("KQkq", bits)) for bits in itertools.product((1, 0), repeat=4) if any(bits)]
-    return [
-        *PIECE_OF_SQUARE,
-        *[f" {name}" for name in names],
-        *names,
-        *[f" {rights}" for rights in castling],
-        " -",
-        " w",
-        *[f" {number}" for number in range(151)],
-        *["P: ", "A: ", "    M:", "    E:", "    B:", "M:", "E:", "B:"],
-        *[" " * width for width in (2, 4, 8, 16, 32)],
-        *["+0.001", "+1.0", "+0.5", "+-1.0", "+0", "+1"],
-    ]
-
-
-def _byte_tokenizer() -> tokenizers.Tokenizer:
-    vocab = {END_OF_TEXT: 0} | {chr(byte): 1 + byte for byte in range(256)}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokens = [AddedToken(text, normalized=False, special=False) for text in chess_vocabulary()]
-    added = backend.add_tokens(tokens)
-    assert added == len(tokens), "the chess vocabulary lists a token twice"
-    return backend
-
-
-def _gpt2_backend(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    # The end-of-text marker is not registered as a special token: a prompt that spells it out stays plain text.
-    backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _is_plain_gpt2(folder: Path) -> bool:
-    """Whether vocab.json and merges.txt say all that the folder's tokenizer does."""
-    vocab, file = folder / "vocab.json", folder / TOKENIZER_FILE
-    if not (vocab.is_file() and (folder / "merges.txt").is_file()):
-        return False
-    if not file.is_file():
-        return True
-    # A template puts special tokens into its texts, and added ones are in tokenizer.json alone.
-    if (folder / CHAT_TEMPLATE).is_file() or "chat_template" in read_settings(folder / TOKENIZER_CONFIG):
-        return False
-    try:
-        return tokenizers.Tokenizer.from_file(str(file)).get_vocab() == json.loads(vocab.read_text(encoding="utf-8"))
-    except Exception:  # one of them is damaged: who reads it says so
-        return True
+GPT2 = Path(__file__).parents[1] / "assets" / "tokenizers" / "gpt2"
+GPT2_VOCABULARY = 50257
+MARKER_FILE = "jax_grpo_tokenizer.json"  # of a folder whose tokenizer is "chess"
 
 
 class Tokenizer:
-    """One interface over the vocabularies "gpt2", "chess" and those of files, "tokenizer.json".
+    """A vocabulary and its rules; `eos_ids` end a text, `eos_id` (the first) is what a text is ended with, `pad_id` fills up.
 
-    End-of-text is also padding: masks, not ids, say what is padding. `file` is what a tokenizer.json and its neighbours hold.
+    Padding may be an end-of-text token: masks, not ids, say what is padding.
     """
 
-    def __init__(
-        self,
-        name: str,
-        backend: tokenizers.Tokenizer,
-        file: TokenizerFile | None = None,
-        eos_id: int | None = None,
-    ):
-        self.name, self.file, self._backend = name, file, backend
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())  # ids may have gaps
-        eos_id = backend.token_to_id(END_OF_TEXT) if eos_id is None else eos_id
-        if eos_id is None:
-            raise TokenizerError(f"tokenizer {name!r} has no {END_OF_TEXT!r} entry in its vocabulary")
-        self.eos_id: int = eos_id
-        self.pad_id: int = eos_id
+    def __init__(self, name: str, folder: TokenizerFolder):
+        self.name, self.file, self._backend = name, folder, folder.backend
+        self.vocab_size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())  # ids may have gaps
+        self.eos_ids, self.pad_id, self._bytes = folder.eos_ids, folder.pad_id, None
+        self.eos_id: int = self.eos_ids[0]
+        self.bos_id = self._backend.token_to_id(folder.special.get("bos_token", ""))
 
     @classmethod
     def load(cls, name_or_dir: str) -> "Tokenizer":
-        """`"chess"`, `"gpt2"`, a tokenizer.json, or a folder with one, with GPT-2's vocab.json and merges.txt, or our marker file.
-
-        A folder that has both is read from vocab.json and merges.txt, unless tokenizer.json has other tokens or there is a chat
-        template: then from tokenizer.json.
+        """`"chess"`, `"gpt2"`, a folder that `read_folder` reads, a tokenizer.json, or a folder with our marker file.
 
         Raises:
-            TokenizerError: neither a known name nor such a file or folder, or the files cannot be used; see `read_tokenizer`.
+            TokenizerError: neither a known name nor such a file or folder, or the files cannot be used; see `read_folder`.
         """
-        if name_or_dir == "chess":
-            return cls("chess", _byte_tokenizer())
-        folder = ASSETS / "gpt2" if name_or_dir == "gpt2" else tokenizer_path(name_or_dir)
-        if (folder / MARKER_FILE).is_file():
-            return cls.load(json.loads((folder / MARKER_FILE).read_text())["name"])
-        file = folder if folder.suffix == ".json" else folder / TOKENIZER_FILE
-        if file.is_file() and not _is_plain_gpt2(folder):
-            kept, backend, eos_id = read_tokenizer(file)
-            return cls(TOKENIZER_FILE, backend, kept, eos_id)
-        vocab, merges = folder / "vocab.json", folder / "merges.txt"
-        if not (vocab.is_file() and merges.is_file()):
+        path = GPT2 if name_or_dir == "gpt2" else tokenizer_path(name_or_dir)
+        if name_or_dir == "chess" or (path / MARKER_FILE).is_file():
+            ends = {f"{kind}_token": END_OF_TEXT for kind in ("bos", "eos", "unk", "pad")}
+            return cls("chess", TokenizerFolder(copy.deepcopy(by_name(TOKENIZERS["chess"])()), {}, ends, (0,), 0, {}))
+        if not path.exists():
             raise TokenizerError(
-                f"model.tokenizer is {name_or_dir!r}; expected 'chess', 'gpt2', or a folder with vocab.json and "
-                f"merges.txt (GPT-2 byte-level BPE) or with {TOKENIZER_FILE}, or that file itself"
+                f"model.tokenizer is {name_or_dir!r}; expected 'chess', 'gpt2', or a folder with {TOKENIZER_FILE}, or with "
+                "vocab.json and merges.txt (GPT-2 byte-level BPE), or that file itself"
             )
-        try:
-            return cls("gpt2", _gpt2_backend(vocab, merges))
-        except Exception as error:  # the Rust side raises bare Exception for any malformed file
-            raise TokenizerError(f"{vocab} and {merges.name} are not a GPT-2 byte-level BPE: {error}") from error
+        folder = read_folder(path)
+        sizes = folder.backend.get_vocab_size(), folder.eos_ids[0]
+        return cls("gpt2" if sizes == (GPT2_VOCABULARY, GPT2_VOCABULARY - 1) else TOKENIZER_FILE, folder)
 
     def save(self, directory: str | Path) -> None:
-        """Writes what `load(directory)` needs; but for chess also what `transformers` reads."""
+        """Writes the files that it came with as they were, and of tokenizer.json and tokenizer_config.json what is not among them.
+
+        Both `load(directory)` and `transformers.AutoTokenizer` read the folder.
+        """
         folder = Path(directory)
+        for name, content in self.file.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
         folder.mkdir(parents=True, exist_ok=True)
-        if self.file is not None:
-            self.file.save(folder)
-            return
         if self.name == "chess":
             (folder / MARKER_FILE).write_text(json.dumps({"name": "chess", "vocab_size": self.vocab_size}) + "\n")
-            return
-        self._backend.model.save(str(folder))
-        self._backend.save(str(folder / "tokenizer.json"))
-        settings = {"tokenizer_class": "GPT2TokenizerFast", "eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT}
-        settings |= {"unk_token": END_OF_TEXT, "add_prefix_space": False, "model_max_length": 1024}
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+        if TOKENIZER_FILE not in self.file.files:
+            self._backend.save(str(folder / TOKENIZER_FILE))
+        if TOKENIZER_CONFIG not in self.file.files:
+            settings = {
+                "tokenizer_class": "GPT2TokenizerFast" if self.name == "gpt2" else "PreTrainedTokenizerFast",
+                **self.file.special,
+                "padding_side": "left",  # generation continues the right end
+                "clean_up_tokenization_spaces": False,
+            }
+            (folder / TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    @property
+    def names_its_class(self) -> bool:
+        """Whether tokenizer_config.json says which of `transformers`' classes reads it."""
+        return TOKENIZER_CONFIG not in self.file.files or "tokenizer_class" in self.file.settings
+
+    def special_ids(self) -> dict[str, int | list[int]]:
+        """What a model's config.json and generation_config.json say of its tokens, as `transformers` calls it."""
+        ends = self.eos_id if len(self.eos_ids) == 1 else list(self.eos_ids)
+        bos = {} if self.bos_id is None else {"bos_token_id": self.bos_id}
+        return {**bos, "eos_token_id": ends, "pad_token_id": self.pad_id}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; `decode` gives the same text back (lone surrogates, which no UTF-8 has, become `?`).
+        """Token ids of `text`, as `transformers` with `add_special_tokens=False`: special tokens that it spells out are tokens, and
+        none is put around it. The rules decide whether `decode` gives the same text back.
 
-        A tokenizer.json's are `transformers`' with `add_special_tokens=False`: special tokens that the text spells out are tokens,
-        none is put around it, and the file decides whether the text comes back.
+        Lone surrogates, which no UTF-8 has, become `?`.
         """
-        return self._backend.encode(self._to_backend(text), add_special_tokens=False).ids
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, in parallel."""
-        encodings = self._backend.encode_batch_fast([self._to_backend(t) for t in texts], add_special_tokens=False)
+        encodings = self._backend.encode_batch_fast([_utf8(text) for text in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same for what a model is asked, with the tokens that the rules put around a text (as a rule a first one, BOS).
+
+        None are put around what a chat template made, which has its own, and no second BOS before one that is written out.
+        """
+        encodings = self._backend.encode_batch_fast([_utf8(text) for text in texts], add_special_tokens=True)
+        whole = [e.ids[1:] if e.ids[:2] == [self.bos_id] * 2 else e.ids for e in encodings]
+        rendered = [i for i, text in enumerate(texts) if isinstance(text, Rendered)]
+        for i, ids in zip(rendered, self.encode_batch([texts[i] for i in rendered]), strict=True):
+            whole[i] = ids
+        return whole
+
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, without end-of-text, and without a tokenizer.json's special tokens; bytes not UTF-8 become U+FFFD.
+        """Text of the ids, without end-of-text and special tokens; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             TokenizerError: an id is outside the vocabulary.
         """
-        tokens = [int(i) for i in ids if i != self.eos_id]
+        tokens = [int(i) for i in ids if i not in self.eos_ids]
         if any(not 0 <= i < self.vocab_size for i in tokens):
             raise TokenizerError(f"token ids must be in [0, {self.vocab_size}); found {min(tokens)} to {max(tokens)}")
-        if self.name != "chess":
-            return self._backend.decode(tokens, skip_special_tokens=self.file is not None)
-        chars = "".join(self._backend.id_to_token(i) or "" for i in tokens)
-        chars = _SQUARE_RUN.sub(lambda run: _collapse_board(run[0]), chars)
-        return chars.encode("latin-1").decode("utf-8", errors="replace")
+        return self._backend.decode(tokens, skip_special_tokens=True)
 
     def token_id(self, token: str | int) -> int:
         """The id of what a config names as a single token, by the text that is it, as the vocabulary writes it, or by its id.
@@ -229,27 +170,48 @@ class Tokenizer:
                 )
 
     def token_bytes(self) -> list[bytes]:
-        """Bytes each id adds to the text; of end-of-text b"", of a board square, whose text depends on its neighbours, b"\\x00".
-
-        For a tokenizer.json see `tokenizer_file.token_bytes`.
-        """
-        if self.file is not None:
-            pieces = token_bytes(self._backend)
-            return [b"" if token == self.eos_id else piece for token, piece in enumerate(pieces)]
-        strings = [self._backend.id_to_token(i) or "" for i in range(self.vocab_size)]
-        strings[self.eos_id] = ""
-        if self.name == "gpt2":
-            byte_of = gpt2_byte_of_char()
-            return [bytes(byte_of[c] for c in string) for string in strings]
-        return [b"\x00" if s in PIECE_OF_SQUARE else s.encode("latin-1") for s in strings]
+        """Bytes each id adds to the text, of end-of-text none; see `token_bytes.token_bytes`."""
+        if self._bytes is None:
+            self._bytes = [
+                b"" if token in self.eos_ids else piece for token, piece in enumerate(token_bytes(self._backend))
+            ]
+        return self._bytes
 
     def fingerprint(self) -> str:
-        """SHA-256 of the vocabulary and its rules: two tokenizers with the same one cut every text alike."""
-        ends = "" if self.file is None else f"\n{self.eos_id}"  # of a file, said beside it
-        return hashlib.sha256(f"{self.name}\n{self._backend.to_str()}{ends}".encode()).hexdigest()
+        """SHA-256 of the vocabulary, its rules and its ends: two tokenizers with the same one cut every text alike."""
+        return hashlib.sha256(f"{self._backend.to_str()}\n{self.bos_id}\n{self.eos_ids}".encode()).hexdigest()
 
-    def _to_backend(self, text: str) -> str:
-        raw = text.encode("utf-8", errors="replace")
-        if self.name != "chess":
-            return raw.decode("utf-8")
-        return _BOARD.sub(_expand_board, raw.decode("latin-1"))
+
+def tokenizer_of(config: ModelConfig) -> str:
+    """The tokenizer that the config names, or else its weights' own (see `find_tokenizer`)."""
+    return config.tokenizer or find_tokenizer(str(config.weights))
+
+
+def find_tokenizer(weights: str) -> str:
+    """The tokenizer that weights which are there were trained with: `chess`, `gpt2`, or their own folder, by what it holds.
+
+    Raises:
+        TokenizerError: nothing in the folder says which.
+    """
+    folder = weights_directory(weights)
+    if is_checkpoint(folder):
+        model = read_manifest(folder)["config"]["model"]
+        return model["tokenizer"] or find_tokenizer(str(model["weights"]))
+    if any((folder / file).is_file() for file in (MARKER_FILE, VOCABULARY, TOKENIZER_FILE)):
+        return str(folder)
+    if is_adapter(folder):
+        return find_tokenizer(base_of(folder))
+    try:
+        vocabulary = read_settings(folder / "config.json").get("vocab_size")
+    except ValueError as error:
+        raise TokenizerError(str(error)) from error
+    if vocabulary == GPT2_VOCABULARY:
+        return "gpt2"
+    raise TokenizerError(
+        f"{folder} has no tokenizer ({TOKENIZER_FILE}, {VOCABULARY} and merges.txt, or {MARKER_FILE}), and its vocabulary of "
+        f"{vocabulary} is not GPT-2's {GPT2_VOCABULARY}; put the tokenizer's files beside the weights, or give model.tokenizer"
+    )
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode("utf-8")

@@ -1,12 +1,12 @@
 """Hugging Face safetensors folders <-> Flax parameters, both ways, bit for bit.
 
-Tensors are read one by one. Names with and without the `transformer.` prefix are understood; names are written with it. The
-embedding is padded to the model's row multiple on the way in and cut to the vocabulary on the way out.
+Tensors are read one by one. Names with and without the family's prefix are understood; names are written with it. Embeddings are
+padded to the model's row multiple on the way in and cut to the vocabulary on the way out.
 """
 
-import dataclasses
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,100 +18,90 @@ import safetensors
 from flax import nnx
 from safetensors.numpy import save_file
 
-from jax_grpo.model.gpt2 import GPT2, GPT2Config
+from jax_grpo.config.files import parsed_json, read_settings
+from jax_grpo.model.architecture import Architecture
+from jax_grpo.model.decoder import Decoder
+from jax_grpo.model.families import FAMILIES, HEAD, Tensor, UnsupportedModel, described, read_architecture, tensors_of
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.system.whole_files import written_whole
 
-PREFIX = "transformer."
-EMBEDDING = f"{PREFIX}wte.weight"
-# Causal-mask buffers of old checkpoints, and the tied head, which holds no values of its own.
-IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias")
-HEAD = "lm_head.weight"
+# Causal masks and rotary angles of old checkpoints, which hold no values of their own.
+IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+WRAPPED = ("_orig_mod.", "module.", "base_model.model.")  # prefixes of compiled, distributed and PEFT's models
 FLOATS = ("F64", "F32", "F16", "BF16")
-# Hugging Face's names of `GPT2Config`'s sizes, in their order.
-SIZES = ("vocab_size", "n_layer", "n_head", "n_embd", "n_positions")
-# GPT-2 settings this model does not implement, with the only value that means what it computes.
-FIXED_SETTINGS = {
-    "model_type": "gpt2",
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
+# Of a folder's config.json that does not go through: they are of its files, or of who loaded it.
+OF_THE_FILES = ("torch_dtype", "dtype", "transformers_version", "_name_or_path", "_attn_implementation")
 
 
 class WeightsError(ValueError):
-    """A folder's files are not a GPT-2 this model can hold; names the folder, the tensor or setting, and the expectation."""
+    """A folder's files are not a model this decoder can hold; names the folder, the tensor or setting, and the expectation."""
 
 
-def hf_name(path: tuple) -> str:
-    """Checkpoint name of a parameter path: ('h', 0, 'attn', 'c_attn', 'kernel') -> transformer.h.0.attn.c_attn.weight."""
-    *module, kind = (str(part) for part in path)
-    return PREFIX + ".".join([*module, "bias" if kind == "bias" else "weight"])
-
-
-def abstract_params(config: GPT2Config, dtype: Any = jnp.float32) -> nnx.State:
+def abstract_params(config: Architecture, dtype: Any = jnp.float32) -> nnx.State:
     """Parameter tree of shapes and dtypes, nothing allocated."""
-    return nnx.state(nnx.eval_shape(lambda: GPT2(config, rngs=nnx.Rngs(0), param_dtype=dtype)), nnx.Param)
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype)), nnx.Param)
 
 
-def to_hf(params: nnx.State, config: GPT2Config) -> dict[str, np.ndarray]:
-    """Arrays by checkpoint name, the embedding without its padding rows. Also for gradients, which have the same tree."""
-    arrays = {hf_name(path): np.asarray(leaf.get_value()) for path, leaf in nnx.to_flat_state(params)}
-    return arrays | {EMBEDDING: arrays[EMBEDDING][: config.vocab_size]}
+def to_hf(params: nnx.State, config: Architecture) -> dict[str, np.ndarray]:
+    """Arrays by checkpoint name, embeddings without their padding rows. Also for gradients, which have the same tree."""
+    leaves = [(path, np.asarray(leaf.get_value())) for path, leaf in nnx.to_flat_state(params)]
+    return {one.name: one.of(x) for path, x in leaves for one in tensors_of(config, path, x.shape)}
 
 
-def read_config(directory: str | Path) -> GPT2Config:
-    """Architecture from config.json.
+def from_hf(read: Callable[[str], Any], config: Architecture, dtype: Any = jnp.float32) -> nnx.State:
+    """Parameters on the default device, of arrays by checkpoint name, which are read one by one. The inverse of `to_hf`."""
+
+    def parameter(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
+        shape = leaf.get_value().shape
+        parts = [(one, jnp.asarray(read(one.name), dtype)) for one in tensors_of(config, path, shape)]
+        parts = [part.T if one.transposed else part for one, part in parts]
+        joined = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+        pad = [(0, full - size) for full, size in zip(shape, joined.shape, strict=True)]
+        return leaf.replace(jnp.pad(joined, pad) if any(after for _, after in pad) else joined)
+
+    tree = abstract_params(config, dtype)
+    return nnx.from_flat_state([(path, parameter(path, leaf)) for path, leaf in nnx.to_flat_state(tree)])
+
+
+def read_json(path: Path, expected: str) -> dict[str, Any]:
+    """An object of a JSON file; a WeightsError where there is none."""
+    try:
+        content = parsed_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise WeightsError(f"{path} does not exist; expected {expected}") from error
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path} holds {content!r:.60}; expected an object")
+    return content
+
+
+def read_config(directory: str | Path) -> Architecture:
+    """Architecture from a folder's config.json, or from such a file of any name.
 
     Raises:
         WeightsError: missing or unreadable file, missing size, or a setting with another meaning than this model's.
     """
-    path = Path(directory) / "config.json"
+    path = Path(directory)
+    path = path if path.suffix == ".json" else path / "config.json"
+    settings = read_json(path, "a Hugging Face folder with config.json and model.safetensors")
     try:
-        settings = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        expected = "a Hugging Face folder with config.json and model.safetensors"
-        raise WeightsError(f"{path} does not exist; expected {expected}") from error
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} is not readable JSON: {error}") from error
-    for name, needed in FIXED_SETTINGS.items():
-        if (value := settings.get(name, needed)) != needed:
-            raise WeightsError(f"{path}: {name} is {value!r}; only {needed!r} is supported")
-    try:
-        return GPT2Config(
-            *(settings[name] for name in SIZES), layer_norm_epsilon=settings.get("layer_norm_epsilon", 1e-5)
-        )
-    except KeyError as error:
-        raise WeightsError(f"{path}: {error.args[0]!r} is missing") from error
-    except (TypeError, ValueError) as error:
+        return read_architecture(settings)
+    except (UnsupportedModel, ValueError) as error:
         raise WeightsError(f"{path}: {error}") from error
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files: one, or those of the index."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [folder / "model.safetensors"]
-    try:
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    except (ValueError, KeyError, AttributeError) as error:
-        raise WeightsError(f"{index} is not a safetensors index: {error}") from error
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """(full name, lazily read slice) of a file's tensors, buffers and prefix handled."""
-    try:
-        with safetensors.safe_open(path, framework="flax") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                if not name.endswith(IGNORED_SUFFIXES):
-                    full = name if name == HEAD or name.startswith(PREFIX) else PREFIX + name
-                    yield full, (file.get_slice(name), lambda name=name: file.get_tensor(name))
-    except FileNotFoundError as error:
-        raise WeightsError(f"{path} does not exist; expected the weights as safetensors") from error
-    except (OSError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"{path} is not a complete safetensors file ({error}); it may be truncated") from error
+    """The safetensors files as `transformers` takes them: one, else those of the index."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file() or not index.is_file():
+        return [single]
+    names = read_json(index, "a safetensors index").get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise WeightsError(f"{index}: weight_map is {names!r:.60}; expected the file of each tensor by its name")
+    if outside := [name for name in names.values() if Path(name).name != name]:
+        raise WeightsError(f"{index}: weight_map names {outside[0]!r}; expected files of its own folder")
+    return [folder / name for name in sorted(set(names.values()))]
 
 
 def require_finite(values: np.ndarray, file: Path, name: str) -> None:
@@ -130,73 +120,104 @@ def require_finite(values: np.ndarray, file: Path, name: str) -> None:
     )
 
 
-def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[GPT2Config, nnx.State]:
+def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[Architecture, nnx.State]:
     """Architecture, and parameters on the default device, of a folder with config.json and safetensors: one file or an index.
 
     Raises:
-        WeightsError: see the class; also a value that is not finite. Shapes are checked before a tensor is read.
+        WeightsError: see the class; also a value that is not finite. Names and shapes are checked before a tensor is read.
     """
     folder = Path(directory)
     config = read_config(folder)
-    tree = abstract_params(config, dtype)
-    expected = {hf_name(path): leaf.get_value().shape for path, leaf in nnx.to_flat_state(tree)}
-    expected[EMBEDDING] = (config.vocab_size, config.hidden_size)
-    arrays: dict[str, jax.Array] = {}
-    head = None
-    for path in _files(folder):
-        for name, (view, read) in _tensors(path):
-            shape, kind = tuple(view.get_shape()), view.get_dtype()
-            if name == HEAD:
-                head = np.asarray(read())
-                continue
-            if name not in expected:
-                raise WeightsError(f"{path}: tensor {name!r} {shape} is not part of a {config.num_layers}-layer GPT-2")
-            if shape != expected[name]:
-                raise WeightsError(f"{path}: tensor {name!r} has shape {shape}; expected {expected[name]}")
-            if kind not in FLOATS:
-                raise WeightsError(f"{path}: tensor {name!r} has dtype {kind}; expected one of {', '.join(FLOATS)}")
-            values = read()
+    parameters = ((path, leaf.get_value().shape) for path, leaf in nnx.to_flat_state(abstract_params(config)))
+    expected = {one.name: one for path, shape in parameters for one in tensors_of(config, path, shape)}
+    embedding = next(iter(tensors_of(config, ("wte", "embedding"), (config.padded_vocab_size, config.hidden_size))))
+    with contextlib.ExitStack() as opened:
+        stored = _stored(folder, config, {HEAD: embedding, **expected}, opened)
+
+        def read(full: str) -> jax.Array:
+            path, file, name = stored[full]
+            values = file.get_tensor(name)
             require_finite(np.asarray(values), path, name)
-            arrays[name] = jnp.asarray(values, dtype)
-    missing = [name for name in expected if name not in arrays]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise WeightsError(f"{folder}: tensor {missing[0]!r} {expected[missing[0]]} is missing{more}")
-    if head is not None and not np.array_equal(head, np.asarray(arrays[EMBEDDING])):
-        raise WeightsError(f"{folder}: {HEAD!r} differs from {EMBEDDING!r}; only tied embeddings are supported")
-    arrays[EMBEDDING] = jnp.pad(arrays[EMBEDDING], ((0, config.padded_vocab_size - config.vocab_size), (0, 0)))
-    return config, nnx.from_flat_state(
-        [(path, leaf.replace(arrays[hf_name(path)])) for path, leaf in nnx.to_flat_state(tree)]
-    )
+            return values
+
+        if config.tied and HEAD in stored:  # a tied head has no values of its own; it may stand for the embedding
+            if embedding.name in stored and not np.array_equal(
+                np.asarray(read(HEAD)), np.asarray(read(embedding.name))
+            ):
+                both = f"{HEAD!r} differs from {embedding.name!r}"
+                raise WeightsError(
+                    f"{stored[HEAD][0]}: {both}, and config.json ties them; set tie_word_embeddings to false"
+                )
+            stored.setdefault(embedding.name, stored[HEAD])
+        if missing := [name for name in expected if name not in stored]:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise WeightsError(f"{folder}: tensor {missing[0]!r} {expected[missing[0]].shape} is missing{more}")
+        return config, from_hf(read, config, dtype)
+
+
+def _stored(
+    folder: Path, config: Architecture, expected: Mapping[str, Tensor], opened: contextlib.ExitStack
+) -> dict[str, tuple[Path, Any, str]]:
+    """Of each tensor, by the name that it is written with: its file, that file's reader, and its name there."""
+    found: dict[str, tuple[Path, Any, str]] = {}
+    prefix = FAMILIES[config.family].prefix
+    for path in _files(folder):
+        try:
+            file = opened.enter_context(safetensors.safe_open(path, framework="flax"))
+        except FileNotFoundError as error:
+            raise WeightsError(f"{path} does not exist; expected the weights as safetensors") from error
+        except (OSError, safetensors.SafetensorError) as error:
+            raise WeightsError(f"{path} is not a complete safetensors file ({error}); it may be truncated") from error
+        for name in (name for name in file.keys() if not name.endswith(IGNORED_SUFFIXES)):  # noqa: SIM118 (not a dict)
+            view = file.get_slice(name)
+            shape, kind = tuple(view.get_shape()), view.get_dtype()
+            full = name if name == HEAD or name.startswith(prefix) else prefix + name
+            if wrapped := [wrapper for wrapper in WRAPPED if name.startswith(wrapper)]:
+                reason = f"begins with {wrapped[0]!r}, as a wrapped model's do; save the model inside the wrapper"
+            elif full in found:
+                other, _, also = found[full]
+                reason = f"is {full!r}, which {also!r} of {other} is already; expected one of them"
+            elif full not in expected:
+                reason = f"{shape} is not part of a {config.num_layers}-layer {config.family}"
+            elif shape != expected[full].shape:
+                reason = f"has shape {shape}; expected {expected[full].shape}"
+            elif kind not in FLOATS:
+                reason = f"has dtype {kind}; expected one of {', '.join(FLOATS)}"
+            else:
+                found[full] = path, file, name
+                continue
+            raise WeightsError(f"{path}: tensor {name!r} {reason}")
+    return found
 
 
 def save_hf(
     directory: str | Path,
-    config: GPT2Config,
+    config: Architecture,
     params: nnx.State,
     tokenizer: Tokenizer | None = None,
-    said: Mapping[str, Any] = MappingProxyType({}),
+    more: Mapping[str, Any] = MappingProxyType({}),
+    source: Path | None = None,
 ) -> None:
     """Writes a folder that `transformers.AutoModelForCausalLM` and `load_hf` read. The weights file appears whole or not at all.
 
-    `said` is what else config.json says of the model.
+    `more` are further settings for config.json. Of the Hugging Face folder `source`, which the model came from, all settings
+    that this decoder does not know go through, and generation_config.json does as it is.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    eos_id = tokenizer.eos_id if tokenizer else config.vocab_size - 1
-    settings = {
-        **FIXED_SETTINGS,
-        "architectures": ["GPT2LMHeadModel"],
-        **dict(zip(SIZES, dataclasses.astuple(config), strict=False)),
-        "n_ctx": config.max_position_embeddings,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), eos_id),
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-        **said,
-    }
-    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    generation = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eos_id)
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    last, before = config.vocab_size - 1, {} if source is None else read_settings(source / "config.json")
+    through = {key: value for key, value in before.items() if key not in OF_THE_FILES}
+    special: Mapping[str, Any] = {key: through.get(key, last) for key in ("bos_token_id", "eos_token_id")}
+    if tokenizer is not None:
+        special = tokenizer.special_ids()
+    # Without it, `transformers` may take the tokenizer for one of the model's family, with other rules.
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"} if tokenizer and not tokenizer.names_its_class else {}
+    settings = {"dtype": "float32", **through, **special, **kind, **described(config), **more}
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    generation = json.dumps({"pad_token_id": last, **special}, indent=2) + "\n"
+    if source is not None and (own := source / "generation_config.json").is_file():
+        generation = own.read_text(encoding="utf-8")
+    (folder / "generation_config.json").write_text(generation, encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
     tensors = {name: np.ascontiguousarray(x) for name, x in to_hf(params, config).items()}

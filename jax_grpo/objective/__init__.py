@@ -11,8 +11,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config.learning import KLConfig, ObjectiveConfig
-from jax_grpo.objective.masking import masked, masked_quantile, token_count
+from jax_grpo.config.learning import KLConfig
+from jax_grpo.config.objectives import ObjectiveConfig
+from jax_grpo.objective.masking import TIED, masked, masked_quantile, token_count
 
 # Schulman, "Approximating KL divergence" (2020), with d = ref_logp - logp. All estimate KL(policy || reference) from
 # samples of the policy; k1 is unbiased, k2 is low-variance, k3 is both and never negative. `kl_per_token` has an example.
@@ -48,7 +49,7 @@ def mismatch_weights(
 
     >>> old, sampling = jnp.log(jnp.array([[0.5, 0.9]])), jnp.log(jnp.array([[0.25, 0.9]]))
     >>> for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
-    ...     config = ObjectiveConfig(mismatch_cap=1.5, mismatch_mode=mode)
+    ...     config = ObjectiveConfig(name="clip", mismatch_cap=1.5, mismatch_mode=mode)
     ...     print(mismatch_weights(old, sampling, jnp.ones((1, 2)), config).tolist())
     [[1.5, 1.0]]
     [[0.0, 1.0]]
@@ -62,7 +63,7 @@ def mismatch_weights(
         log_ratio_BS = jnp.broadcast_to(jnp.sum(log_ratio_BS, axis=-1, keepdims=True), mask_BS.shape)
     ratio_BS = jnp.exp(log_ratio_BS)
     floor, cap = config.mismatch_floor or 0.0, config.mismatch_cap
-    assert cap is not None, "asked only where there is a cap"
+    assert cap is not None, "mismatch_cap is set"
     if what == "truncate":
         return jax.lax.stop_gradient(jnp.clip(ratio_BS, floor, cap))
     return jax.lax.stop_gradient(jnp.where((ratio_BS < floor) | (ratio_BS > cap), 0, ratio_BS))
@@ -102,20 +103,21 @@ def aggregation_weights(mask_BS: jax.Array, aggregation: str, max_completion: in
 
 
 def top_entropy_mask(entropy_BS: jax.Array, mask_BS: jax.Array, quantile: float) -> jax.Array:
-    """1 on the tokens whose entropy is at or above the given quantile of the masked tokens (Wang et al. 2025).
+    """1 on the tokens whose entropy is at or above the given quantile of the masked tokens (Wang et al. 2025), all ties included.
 
     >>> top_entropy_mask(jnp.array([[0.1, 0.9, 0.3, 9.0]]), jnp.array([[1.0, 1, 1, 0]]), 0.5).tolist()
     [[0.0, 1.0, 1.0, 0.0]]
     """
     chex.assert_equal_shape([entropy_BS, mask_BS])
-    return masked((entropy_BS >= masked_quantile(entropy_BS, mask_BS, quantile)).astype(mask_BS.dtype), mask_BS)
+    least = masked_quantile(entropy_BS, mask_BS, quantile) - TIED
+    return masked((entropy_BS >= least).astype(mask_BS.dtype), mask_BS)
 
 
 MAX_LOG_CHANGE = 0.2  # of beta in one step, either way
 
 
 def adaptive_beta(beta: jax.Array, kl_observed: jax.Array, config: KLConfig) -> jax.Array:
-    """beta * exp(clip((KL_obs - KL_target) / KL_target, -0.2, 0.2)), clamped to [beta_min, beta_max].
+    """beta * exp(clip((KL_obs - KL_target) / KL_target, -0.2, 0.2)), clamped to beta_bounds.
 
     Proportional control of the mean KL per token in nats (Ziegler et al. 2019, section 2.2, with an exponential step).
     A non-finite observation leaves beta as it is.
@@ -125,7 +127,7 @@ def adaptive_beta(beta: jax.Array, kl_observed: jax.Array, config: KLConfig) -> 
     [0.1, 0.1051, 0.1221, 0.0819, 0.1]
     """
     error = jnp.clip((kl_observed - config.target) / config.target, -MAX_LOG_CHANGE, MAX_LOG_CHANGE)
-    new_beta = jnp.clip(beta * jnp.exp(error), config.beta_min, config.beta_max)
+    new_beta = jnp.clip(beta * jnp.exp(error), *config.beta_bounds)
     return jnp.where(jnp.isfinite(kl_observed), new_beta, beta).astype(beta.dtype)
 
 
@@ -134,20 +136,20 @@ def applied_coefficient(coefficient: jax.Array, entropy_before: jax.Array, confi
 
     As in TRL the entropy is of the step before, so that a step need not see its own: inf before the first.
     """
-    assert config.entropy_target is not None, "asked only where there is a target"
+    assert config.entropy_target is not None, "entropy_target is set"
     return jnp.where(entropy_before <= config.entropy_target, coefficient, 0).astype(coefficient.dtype)
 
 
 def next_coefficient(coefficient: jax.Array, entropy: jax.Array, config: ObjectiveConfig) -> jax.Array:
     """The coefficient behind a step that saw this mean entropy: up by `entropy_step` at or below the target, else down, in bounds.
 
-    >>> config = ObjectiveConfig(entropy_target=2.0, entropy_step=0.25, entropy_coefficient_max=0.5)
+    >>> config = ObjectiveConfig(name="clip", entropy_target=2.0, entropy_step=0.25, entropy_bounds=(0.0, 0.5))
     >>> [float(next_coefficient(jnp.float32(c), jnp.float32(h), config)) for c, h in ((0.0, 1.9), (0.5, 2.0), (0.125, 2.1))]
     [0.25, 0.5, 0.0]
     """
-    assert config.entropy_target is not None, "asked only where there is a target"
+    assert config.entropy_target is not None, "entropy_target is set"
     step = jnp.where(entropy <= config.entropy_target, config.entropy_step, -config.entropy_step)
-    moved = jnp.clip(coefficient + step, config.entropy_coefficient_min, config.entropy_coefficient_max)
+    moved = jnp.clip(coefficient + step, *config.entropy_bounds)
     return moved.astype(coefficient.dtype)
 
 

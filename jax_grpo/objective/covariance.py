@@ -8,8 +8,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jax_grpo.config.learning import ObjectiveConfig
-from jax_grpo.objective.masking import masked, masked_mean
+from jax_grpo.config.objectives import ClipCov, KlCov
+from jax_grpo.objective.masking import TIED, masked, masked_mean
 
 ROUNDING = 1e-4  # of share * tokens in float32: 0.1 * 30 must be 3 tokens in every precision
 
@@ -31,21 +31,22 @@ def held_back(
     logp_BS: jax.Array,
     advantages_B: jax.Array,
     mask_BS: jax.Array,
-    config: ObjectiveConfig,
+    config: ClipCov | KlCov,
     seed: int,
     step: jax.typing.ArrayLike,
 ) -> jax.Array:
     """1 on the tokens held back [B, S], constant under differentiation; max(1, floor(cov_share * tokens)) of them at most.
 
-    `kl_cov`: those of the largest covariance. `clip_cov`: some of those between cov_low and cov_high, in an order that depends on
-    nothing but the seed, the optimiser step, the row and the token's number in it.
+    `kl_cov`: those of the largest covariance, of tied ones the first by row and token. `clip_cov`: some of those within
+    cov_bounds, in an order that depends on nothing but the seed, the optimiser step, the row and the token's number in it.
     """
     covariance_BS = jax.lax.stop_gradient(covariances(logp_BS, advantages_B, mask_BS))
     may_BS = mask_BS != 0
     if config.name == "kl_cov":
-        order_BS = -covariance_BS
+        order_BS = -jnp.round(covariance_BS / TIED)
     else:
-        may_BS &= (covariance_BS > config.cov_low) & (covariance_BS < config.cov_high)
+        least, most = config.cov_bounds
+        may_BS &= (covariance_BS > least) & (covariance_BS < most)
         order_BS = lottery(mask_BS, seed, step)
     count = jnp.maximum(jnp.floor(config.cov_share * jnp.sum(mask_BS) + ROUNDING), 1)
     # Those that may not come last whatever their order: two keys, the last one first.
@@ -55,9 +56,9 @@ def held_back(
 
 
 def lottery(mask_BS: jax.Array, seed: int, step: jax.typing.ArrayLike) -> jax.Array:
-    """A number for each token [B, S], uint32, as good as drawn: of the seed, the step, the row and which of its tokens it is.
+    """A number for each token [B, S], uint32, as good as random: of the seed, the step, the row and which of its tokens it is.
 
-    Written out, with MurmurHash3's finaliser, so that another program can draw the same.
+    Written out, with MurmurHash3's finaliser, so that another program can make the same.
     """
     number_BS = jnp.cumsum(mask_BS.astype(jnp.uint32), axis=-1)
     row_B1 = jnp.arange(mask_BS.shape[0], dtype=jnp.uint32)[:, None]

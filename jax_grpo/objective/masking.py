@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+# Nats (of a covariance, times advantage) within which two numbers are tied: float32 rounds one context's in two programs so far.
+TIED = 1e-5
+
 
 def masked(x_BS: jax.Array, mask_BS: jax.Array) -> jax.Array:
     """x where mask, else 0, with a zero gradient there (a product with the mask would turn inf into NaN)."""

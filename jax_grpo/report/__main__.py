@@ -6,7 +6,9 @@ that was killed and resumed) counts once, the later one. The drawing is in asset
 """
 
 import argparse
+import html
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,8 +17,9 @@ from typing import Any
 import yaml
 
 from jax_grpo.config.loading import flat
-from jax_grpo.report.boards import PIECES_SVG, board_svg
+from jax_grpo.names import BOARDS, by_name
 from jax_grpo.report.records import RecordsError, read_records
+from jax_grpo.system.terminal import printable_lines
 
 ASSETS = Path(__file__).parents[1] / "assets" / "report"
 POINTS = 1000  # of a curve; longer runs show means of neighbours
@@ -60,7 +63,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         "histograms": _histograms(folder / "histograms.jsonl"),
         "samples": _samples(read_records(folder / "samples.jsonl", missing_ok=True)),
         "health": [
-            {"iteration": finding.get("iteration"), "line": str(finding.get("line", ""))}
+            {"iteration": finding.get("iteration"), "line": printable_lines(str(finding.get("line", "")))}
             for finding in read_records(folder / "health.jsonl", missing_ok=True)
         ],
         # Settings as they are written, whatever this version knows of them: an older run's config can still be shown.
@@ -85,7 +88,7 @@ def _number(value: Any) -> float | None:
 
 
 def _series(training: Sequence[Mapping], step: int) -> dict[str, list[float | None]]:
-    """Of each metric the means of `step` neighbours."""
+    """The means of `step` neighbouring records, by metric."""
     names = sorted({name for record in training for name, value in record.items() if _number(value) is not None})
     groups = [training[start : start + step] for start in range(0, len(training), step)]
     return {name: [_mean([_number(record.get(name)) for record in group]) for group in groups] for name in names}
@@ -150,18 +153,33 @@ def _samples(records: Sequence[Mapping]) -> list[dict]:
     last = len(records) - 1
     places = sorted({round(i * last / (SAMPLED_ITERATIONS - 1)) for i in range(SAMPLED_ITERATIONS)}) if records else []
     return [
-        {"iteration": record["iteration"], "samples": [_sample(sample) for sample in _as(list, record.get("samples"))]}
+        {
+            "iteration": record["iteration"],
+            "samples": [
+                one for i, row in enumerate(_as(list, record.get("samples"))) for one in _completions(i, _as(dict, row))
+            ],
+        }
         for record in (records[i] for i in places)
     ]
 
 
-def _sample(sample: Any) -> dict:
-    sample = _as(dict, sample)
-    fen, engine, model = (sample.get(key) for key in ("fen", "engine_move", "model_move"))
-    components = {str(name): _number(value) for name, value in _as(dict, sample.get("components")).items()}
-    shown = {key: str(sample.get(key, "")) for key in ("prompt", "completion")}
-    board = board_svg(fen, model, engine) if isinstance(fen, str) else None
-    return shown | {"reward": _number(sample.get("reward")), "components": components, "board": board}
+def _completions(number: int, row: dict) -> list[dict]:
+    """The first completion of a group with its board, and those that are recorded beside it."""
+    fen, engine, model = (row.get(key) for key in ("fen", "engine_move", "model_move"))
+    board = by_name(BOARDS).board_svg(fen, model, engine) if isinstance(fen, str) else None
+    others = [_as(dict, other) for other in _as(list, row.get("others"))]
+    return [
+        {
+            "group": number,
+            "prompt": printable_lines(str(row.get("prompt", ""))),
+            "completion": printable_lines(str(one.get("completion", ""))),
+            "reward": _number(one.get("reward")),
+            "advantage": _number(one.get("advantage")),
+            "components": {str(name): _number(value) for name, value in _as(dict, one.get("components")).items()},
+            "board": board if one is row else None,
+        }
+        for one in (row, *others)
+    ]
 
 
 def _texts_by_key(path: Path, parse: Callable[[str], Any], what: str) -> dict[str, str]:
@@ -178,23 +196,28 @@ def _texts_by_key(path: Path, parse: Callable[[str], Any], what: str) -> dict[st
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat(values).items()}
 
 
-def render(folders: Sequence[str | Path]) -> str:
-    """The page of these runs. Raises ReportError, RecordsError: a folder is missing or broken, or one of its files; names it."""
+def render(folders: Sequence[str | Path], title: str | None = None) -> str:
+    """The page of these runs, called by their names where no title is given.
+
+    Raises ReportError, RecordsError: a folder is missing or broken, or one of its files; names it.
+    """
     runs = [read_run(folder) for folder in folders]
     for run in runs:  # two runs of one name (seed0/quickstart, seed1/quickstart) are told apart by their paths
         if sum(run["name"] == other["name"] for other in runs) > 1:
             run["label"] = run["path"]
+    heading = html.escape(title or ", ".join(run.get("label", run["name"]) for run in runs))
+    boards = any(one["board"] for run in runs for record in run["samples"] for one in record["samples"])
     texts = {
-        "{{title}}": "jax_grpo report",
+        "{{title}}": heading if title else f"{heading} – jax_grpo report",
+        "{{heading}}": heading,
         "{{style}}": (ASSETS / "report.css").read_text(encoding="utf-8"),
         "{{script}}": (ASSETS / "report.js").read_text(encoding="utf-8"),
-        "{{pieces}}": PIECES_SVG,
+        "{{pieces}}": by_name(BOARDS).PIECES_SVG if boards else "",
         "{{data}}": script_json({"runs": runs}),
     }
     page = (ASSETS / "page.html").read_text(encoding="utf-8")
-    for mark, text in texts.items():  # the data last: a completion that spells a mark stays as it is
-        page = page.replace(mark, text, 1)
-    return page
+    # All at once: a title or a completion that spells a mark stays as it is.
+    return re.sub("|".join(texts), lambda mark: texts[mark[0]], page)
 
 
 def script_json(value: object) -> str:
@@ -207,10 +230,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.report", description="One self-contained page of runs.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run_dir of a training run")
     parser.add_argument("--out", default="report.html", metavar="FILE", help="the page to write (default: report.html)")
+    parser.add_argument("--title", metavar="TEXT", help="of the page (default: the names of the runs)")
     arguments = parser.parse_args(argv)
     try:
-        page = render(arguments.runs)
-        Path(arguments.out).write_text(page, encoding="utf-8")
+        out = Path(arguments.out)
+        if out.exists() and b'<script id="data"' not in out.read_bytes():
+            raise ReportError(f"--out {out} is there already and is no report; give another name")
+        page = render(arguments.runs, arguments.title)
+        out.write_text(page, encoding="utf-8")
     except (ReportError, RecordsError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     print(f"saved: {arguments.out} ({len(page.encode()) / 1e6:.1f} MB, {len(arguments.runs)} run(s))")

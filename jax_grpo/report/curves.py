@@ -1,9 +1,8 @@
-"""Pictures of a run: training curves, and a page of boards with the model's move and the engine's."""
+"""The picture of a run: its curves over iterations."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import chess
 import matplotlib
 
 matplotlib.use("Agg")
@@ -11,15 +10,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from jax_grpo.report.boards import ENGINE, MODEL, draw_board
-from jax_grpo.report.records import read_records, yardsticks_of
-from jax_grpo.tasks.base import Prompt
+from jax_grpo.report.records import yardsticks_of
+from jax_grpo.tasks.base import Headline
 
 MODES = (("greedy", "o", None), ("sampled", "s", "white"))  # of held-out evaluations: marker and its face
-BOARDS = 8  # on their page at most
+TRAINED, HELD_OUT = "#2563eb", "#16a34a"  # colours of training and of evaluations
 PANELS = (
     ("reward/mean", "reward", "mean reward of the iteration"),
-    ("legal_move_rate", "legal moves", "share of sampled moves"),
     ("kl/mean", "KL to the reference", "nats per token"),
     ("beta", "KL coefficient", "beta"),
     ("entropy", "entropy", "nats per token"),
@@ -27,23 +24,15 @@ PANELS = (
 )
 
 
-def save_all(run_dir: Path, answers: Sequence[tuple[Prompt, str]]) -> list[Path]:
-    """`curves.png`, and `boards.png` where there are moves in answer to prompts of labelled positions."""
-    files = [run_dir / "curves.png", run_dir / "boards.png"][: 2 if answers else 1]
-    curves(read_records(run_dir / "metrics.jsonl"), files[0])
-    if answers:
-        prompts, moves = zip(*answers[:BOARDS], strict=True)
-        boards(prompts, moves, files[1])
-    return files
-
-
-def curves(records: Sequence[dict], path: Path) -> None:
-    """One panel a metric over iterations; held-out legal-move rates as points.
+def curves(records: Sequence[dict], path: Path, headlines: Sequence[Headline] = ()) -> None:
+    """Draws a run's records: one panel a metric over iterations, with held-out rewards and headlines, which are shares, as points.
 
     A run that is paid for what moves are worth has a panel for each such component, with plain players as lines.
     """
     compared = sorted({component for record in records for _, component, _ in yardsticks_of(record)})
-    panels = [*PANELS, *(("reward/" + name + "/mean", name, "mean") for name in compared)]
+    shares = {each.metric: each for each in headlines}
+    own = [(each.metric, each.title, each.unit) for each in headlines]
+    panels = [PANELS[0], *own, *PANELS[1:], *(("reward/" + name + "/mean", name, "mean") for name in compared)]
     columns = -(-len(panels) // 2)
     figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 6), layout="constrained")
     for axis in axes.flat[len(panels) :]:
@@ -52,12 +41,15 @@ def curves(records: Sequence[dict], path: Path) -> None:
         points = [(r["iteration"], r[name]) for r in records if r.get(name) is not None]
         if points:
             steps, values = zip(*points, strict=True)
-            axis.plot(steps, values, color=MODEL, linewidth=0.8, alpha=0.3)
-            axis.plot(steps, _smoothed(values), color=MODEL, linewidth=1.5)
+            axis.plot(steps, values, color=TRAINED, linewidth=0.8, alpha=0.3)
+            axis.plot(steps, _smoothed(values), color=TRAINED, linewidth=1.5)
         else:
             axis.text(0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray")
-        if name == "legal_move_rate":
-            _held_out(axis, records, ("legal", "policy/legal"))
+        if name == "reward/mean":
+            _held_out(axis, records, ("reward",))
+        if name in shares:
+            known = dict.fromkeys(key.partition("/")[2].partition("/")[2] for record in records for key in record)
+            _held_out(axis, records, [key for key in known if key.rpartition("/")[2] == shares[name].component])
             axis.set_ylim(0, 1)
         if title in compared:
             _held_out(axis, records, (title,))
@@ -83,7 +75,7 @@ def _held_out(axis: Axes, records: Sequence[dict], components: Sequence[str]) ->
     for mode, marker, face in MODES:
         names = [f"eval/{mode}/{component}" for component in components]
         if points := [(r["iteration"], r[n]) for r in records for n in names if n in r]:
-            axis.plot(*zip(*points, strict=True), marker, color=ENGINE, mfc=face, label=f"held-out, {mode}")
+            axis.plot(*zip(*points, strict=True), marker, color=HELD_OUT, mfc=face, label=f"held-out, {mode}")
             axis.legend(frameon=False, fontsize=8)
 
 
@@ -94,17 +86,3 @@ def _plain_players(axis: Axes, records: Sequence[dict], component: str) -> None:
         where = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center", "zorder": 5}
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         axis.annotate(player, (0.42, value), fontsize=7, bbox=behind, **where)
-
-
-def boards(prompts: Sequence[Prompt], moves: Sequence[str], path: Path) -> None:
-    """Boards seen from the side to move: the model's move in blue (red if illegal), the engine's first in green."""
-    columns = 4
-    rows = -(-len(prompts) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 3.5 * rows), layout="constrained", squeeze=False)
-    for axis in axes.flat:
-        axis.axis("off")
-    for axis, prompt, move in zip(axes.flat, prompts, moves, strict=False):
-        assert prompt.position is not None
-        draw_board(axis, chess.Board(prompt.position.fen), move, prompt.position.moves[0])
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -25,6 +25,7 @@ FAR_FROM_REFERENCE = 3.0
 MISMATCH = 0.05  # nats per token between sampling and training log-probabilities; bfloat16 rounding stays below
 # Ratio of the first optimiser step on fresh completions, mean |ratio - 1|: rounding of two programs, by compute dtype.
 RATIO_TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.05}
+ECHOED = 0.2  # of a prompt's runs of words, that completions repeat more than at the start
 FALL_IN_DEVIATIONS, FALL_IN_SPAN = 0.75, 0.05  # of the reward: of its first standard deviation, of its whole range
 VANISHED = 1e-6  # share of the peak learning rate
 
@@ -62,9 +63,14 @@ class Run(NamedTuple):
         """From the least reward to the most that the weights allow: components are in [0, 1]."""
         return sum(map(abs, self.weights.values()))
 
+    @property
+    def reward(self) -> str:
+        """The metric that tells how good the policy is: not of prompts that were picked by their rewards."""
+        return "reward/unselected" if self.config.picks_prompts() else "reward/mean"
+
     def solved(self) -> bool:
         """Whether the mean reward of the window is near the most that the weights allow."""
-        rewards = self.last("reward/mean", min(WINDOW, len(self.history)))
+        rewards = self.last(self.reward, min(WINDOW, len(self.history)))
         attainable = sum(max(weight, 0) for weight in self.weights.values())
         span = self.span()
         return span > 0 and sum(rewards) / len(rewards) >= attainable - (1 - SOLVED) * span
@@ -134,13 +140,13 @@ def cut_at_the_cap(run: Run) -> Sickness | None:
     if _nearly_all(shares) and (masked or alike):
         effect = "objective.mask_truncated leaves them out" if masked else "their rewards are all alike"
         turns = run.config.windows().turns
-        what, cause = (
-            ("completions", "") if turns == 1 else ("episodes", f", or out of turns (task.episode.turns = {turns}),")
-        )
+        what, cause, remedy = "completions", "", ""
+        if turns > 1:
+            what, cause = "episodes", f", or out of turns (task.episode.turns = {turns}),"
+            remedy = " or task.episode.turns"
         return Sickness(
             f"{shares[-1]:.0%} of {what} are cut at rollout.max_new_tokens = {run.config.rollout.max_new_tokens}{cause} and "
-            f"{effect} (mean reward {run.now('reward/mean'):.3g}); raise rollout.max_new_tokens"
-            f"{' or task.episode.turns' if cause else ''}",
+            f"{effect} (mean reward {run.now('reward/mean'):.3g}); raise rollout.max_new_tokens{remedy}",
         )
 
 
@@ -225,10 +231,10 @@ def runaway_kl(run: Run) -> Sickness | None:
     held = kl.adaptive or kl.guardrail == "end_epoch"
     limit = 2 * kl.target if held else FAR_FROM_REFERENCE
     if kl.beta > 0 and _all(values, lambda value: value > limit):
-        said = f"twice kl.target {kl.target:g}" if held else f"{limit:g}, with no target in force"
-        remedy = "raise kl.beta_max or kl.target" if kl.adaptive else "raise kl.beta"
+        bound = f"twice kl.target {kl.target:g}" if held else f"{limit:g}, with no target in force"
+        remedy = "raise the upper one of kl.beta_bounds or kl.target" if kl.adaptive else "raise kl.beta"
         return Sickness(
-            f"KL to the reference is {values[-1]:.3g} nats a token, above {said} for {LONG_WINDOW} iterations (beta "
+            f"KL to the reference is {values[-1]:.3g} nats a token, above {bound} for {LONG_WINDOW} iterations (beta "
             f"{run.now('beta'):.3g}); lower update.learning_rate or {remedy}",
         )
 
@@ -246,13 +252,25 @@ def entropy_collapse(run: Run) -> Sickness | None:
 
 def falling_reward(run: Run) -> Sickness | None:
     """The policy has become much worse than it was, by the spread of its first rewards and by what the weights span."""
-    start, now = number(run.history[0], "reward/mean"), run.last("reward/mean")
+    start, now = number(run.history[0], run.reward), run.last(run.reward)
     spread = max(number(record, "reward/std") for record in run.history[:WINDOW])
     least = max(FALL_IN_DEVIATIONS * spread, FALL_IN_SPAN * run.span())
     if len(run.history) > WINDOW and sum(now) / len(now) < start - least:
         return Sickness(
             f"the mean reward fell from {start:.3g} to {now[-1]:.3g}: training destroys the policy; lower "
             "update.learning_rate, or raise kl.beta"
+        )
+
+
+def echoed_prompts(run: Run) -> Sickness | None:
+    """Completions have come to repeat their prompts, which satisfies many a check of what a prompt asks for."""
+    start = sum(number(record, "completions/repeat_prompt") for record in run.history[:WINDOW]) / WINDOW
+    shares = run.last("completions/repeat_prompt")
+    if _all(shares, lambda share: share >= start + ECHOED):
+        return Sickness(
+            f"completions repeat {shares[-1]:.0%} of their prompts' runs of three words, {start:.0%} at the start (reward "
+            f"{run.now('reward/mean'):.3g}): see samples.jsonl whether the policy follows what is asked or repeats it; make the "
+            f"reward ask for more, or raise kl.beta (now {run.config.kl.beta:g})"
         )
 
 
@@ -267,35 +285,25 @@ def mostly_clipped(run: Run) -> Sickness | None:
         )
 
 
+Check = Callable[[Run], Sickness | None]
+# What groups of equal rewards look like.
+_EQUAL_REWARDS: tuple[Check, ...] = (starving_curriculum, refill_in_vain, no_signal, constant_component)
 # Causes before symptoms: a finding silences those listed with it, so that a sick run gets one line and not five.
-_SYMPTOMS: dict[Callable[[Run], Sickness | None], tuple[Callable[[Run], Sickness | None], ...]] = {
+_SYMPTOMS: dict[Check, tuple[Check, ...]] = {
     wrong_ratio: (mostly_clipped, sampling_mismatch),
     sampling_mismatch: (),
     no_learning_rate: (),
-    cut_at_the_cap: (
-        empty_steps,
-        identical_completions,
-        starving_curriculum,
-        refill_in_vain,
-        no_signal,
-        constant_component,
-    ),
+    cut_at_the_cap: (empty_steps, identical_completions, *_EQUAL_REWARDS),
     empty_steps: (),
     mostly_clipped: (entropy_collapse, falling_reward),
     runaway_kl: (entropy_collapse, falling_reward),
-    entropy_collapse: (
-        falling_reward,
-        identical_completions,
-        starving_curriculum,
-        refill_in_vain,
-        no_signal,
-        constant_component,
-    ),
+    entropy_collapse: (falling_reward, identical_completions, *_EQUAL_REWARDS),
     falling_reward: (constant_component,),
-    identical_completions: (starving_curriculum, refill_in_vain, no_signal, constant_component),
-    starving_curriculum: (refill_in_vain, no_signal, constant_component),
-    refill_in_vain: (no_signal, constant_component),
-    no_signal: (constant_component,),
+    echoed_prompts: _EQUAL_REWARDS,  # the policy has settled on its echo
+    identical_completions: _EQUAL_REWARDS,
+    starving_curriculum: _EQUAL_REWARDS[1:],
+    refill_in_vain: _EQUAL_REWARDS[2:],
+    no_signal: _EQUAL_REWARDS[3:],
     constant_component: (),
 }
 CHECKS = {check.__name__: check for check in _SYMPTOMS}
@@ -319,9 +327,8 @@ class HealthLog:
 
     def __init__(self, run_dir: Path, config: Config, weights: Mapping[str, float], say: Callable[[str], None]):
         self._path, self._config, self._say = run_dir / "health.jsonl", config, say
-        mixture = config.task.mixture  # in which a component adds to the mean reward by its task's share
-        shares = {name: mixture.share(name.partition("/")[0]) if mixture else 1.0 for name in weights}
-        self._weights = {name: weight * shares[name] for name, weight in weights.items()}
+        # In a mixture a component adds to the mean reward by its part's share.
+        self._weights = {name: weight * config.task.share(name.partition("/")[0]) for name, weight in weights.items()}
         self._history: list[Mapping] = []
         self._findings: list[Finding] = []
         for record in read_records(run_dir / "metrics.jsonl", missing_ok=True):

@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -77,25 +77,19 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         line: dict[str, Any] = {name: finite.get(name) for name in record}
         if nonfinite := [name for name in record if name not in finite]:
             line["nonfinite_metrics"] = nonfinite
-        with self._naming_a_full_disk():
-            _append(self._file, line)
-            if self._events is not None:
-                self._events.scalars(finite, step)
+        self._append(self._file, line, lambda events: events.scalars(finite, step))
         if self._wandb is not None:
             self._wandb.log(finite, step=step)
 
     def histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
         """Distributions by name, to a file and TensorBoard; a mean hides a component that is 0 or 1 and never between."""
         histograms = {name: histogram(array) for name, array in values.items()}
-        with self._naming_a_full_disk():
-            _append(self._histograms, {"iteration": iteration, "histograms": histograms})
-            if self._events is not None:
-                self._events.histograms(values, iteration)
+        record = {"iteration": iteration, "histograms": histograms}
+        self._append(self._histograms, record, lambda events: events.histograms(values, iteration))
 
     def samples(self, iteration: int, rows: Sequence[Mapping]) -> None:
         """Completions to keep, see `records.sample_rows`."""
-        with self._naming_a_full_disk():
-            _append(self._samples, {"iteration": iteration, "samples": list(rows)})
+        self._append(self._samples, {"iteration": iteration, "samples": list(rows)})
 
     def position(self) -> int:
         """Bytes written so far, all of them on the disk."""
@@ -103,10 +97,15 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size  # tell() is stale until the first write after a truncation
 
-    @contextlib.contextmanager
-    def _naming_a_full_disk(self) -> Iterator[None]:
+    def _append(
+        self, file: TextIO, record: Mapping, add_events: Callable[["EventFile"], None] = lambda events: None
+    ) -> None:
+        """Writes a line, and what belongs to it in TensorBoard; a full disk is named."""
         try:
-            yield
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            if self._events is not None:
+                add_events(self._events)
         except OSError as error:
             folder = self.path.parent
             raise MetricsError(f"{folder} takes no more metrics: {error.strerror}; make room and resume") from error
@@ -120,11 +119,6 @@ def _continued(path: Path, first_iteration: int) -> TextIO:
     return path.open("a", encoding="utf-8")
 
 
-def _append(file: TextIO, record: Mapping) -> None:
-    file.write(json.dumps(record, allow_nan=False) + "\n")
-    file.flush()
-
-
 def _start_wandb(run_dir: Path, config: Config):
     mode = config.logging.wandb
     try:
@@ -134,6 +128,23 @@ def _start_wandb(run_dir: Path, config: Config):
             f"logging.wandb is {mode!r} but wandb is not installed: `pip install wandb`, or set it to off"
         ) from error
     return wandb.init(project="jax_grpo", dir=str(run_dir), mode=mode, config=config.model_dump(), name=run_dir.name)
+
+
+class Silent(contextlib.AbstractContextManager["Silent"]):
+    """What a process that writes nothing has in the place of a log, a console or a health check: it takes every call."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *arguments: object, **options: object) -> None:
+        return None
+
+    def under_way(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """As the console's."""
+        return contextlib.nullcontext()
+
+    def __exit__(self, *exception: object) -> None:
+        return None
 
 
 class EventFile:

@@ -2,7 +2,7 @@
 
 A step costs what its rows cost and what its attention reads. So the completions' cache grows in chunks, one loop each, and
 attention reads only the chunks that exist; and once at most half of the prompts have a completion that goes on, those alone
-are decoded further. Knows nothing of prompts' text or of who asks.
+are decoded further. Knows nothing of texts.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.mesh import anywhere, everywhere, over_tensor
-from jax_grpo.model.attention import KV, Past
-from jax_grpo.model.gpt2 import GPT2
+from jax_grpo.mesh.tensor import anywhere, everywhere, over_tensor
+from jax_grpo.model.attention import KV, EarlierTurns
+from jax_grpo.model.decoder import Decoder
 from jax_grpo.rollout.sampling import Sampling, sample
 
 CHUNK_MULTIPLE = 16  # tokens; a chunk's length is a multiple of it
@@ -23,7 +23,7 @@ LEAST_CHUNK = 32  # tokens; each chunk is a loop to compile, and a shorter one s
 MOST_CHUNKS = 4
 
 
-class Prompts(NamedTuple):
+class DecodeInputs(NamedTuple):
     """What a decode step reads and never writes, by prompt."""
 
     caches: list[KV]  # per layer [P, N, T, D], read by a prompt's G completions
@@ -31,30 +31,30 @@ class Prompts(NamedTuple):
     length_PG: jax.Array  # real tokens before the completion's first
     uniform_PGC: jax.Array  # the random number in [0, 1) that draws token t of each completion
     cap_P: jax.Array  # most tokens of its completions
-    past: Past | None = None  # what an episode's earlier turns have left
+    earlier: EarlierTurns | None = None  # of an episode
 
 
-class Progress(NamedTuple):
-    """What a decode step writes, by prompt and completion; shapes as in `rollout.generate.Rollout`."""
+class DecodeState(NamedTuple):
+    """What a decode step writes, by prompt and completion."""
 
-    ids_PGC: jax.Array
-    mask_PGC: jax.Array  # which ids are the completion's
-    logp_PGC: jax.Array
-    state_PG: jax.Array  # of the stop automaton
+    ids_PGC: jax.Array  # int32, padding after the stop
+    mask_PGC: jax.Array  # int32, 1 up to and including the token that stopped it
+    logp_PGC: jax.Array  # of each token as sampled; 0 where masked
+    stop_state_PG: jax.Array  # of the stop automaton
     stopped_PG: jax.Array  # it has accepted
     seen_PGV: jax.Array | None  # tokens that count as repeated; None without a repetition penalty
 
-    def done_PG(self, t: jax.Array, prompts: Prompts) -> jax.Array:
+    def done_PG(self, t: jax.Array, prompts: DecodeInputs) -> jax.Array:
         """Whether a completion has no token t."""
         return self.stopped_PG | (t >= prompts.cap_P)[:, None]
 
-    def live_P(self, t: jax.Array, prompts: Prompts) -> jax.Array:
+    def live_P(self, t: jax.Array, prompts: DecodeInputs) -> jax.Array:
         """Whether some completion of a prompt has a token t."""
         return jnp.any(~self.done_PG(t, prompts), axis=1)
 
 
 # Of the loop: the next token's number, what is written, the cache's last chunk.
-Carry = tuple[jax.Array, Progress, list[KV]]
+Carry = tuple[jax.Array, DecodeState, list[KV]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,90 +69,84 @@ class DecodingSettings:
     compacts: bool = True  # go on with half of the prompts once no more are needed; changes time and memory, no token
 
 
-class Decoder:
-    """The loop, with a model (and the parameters to decode with) and its settings.
+class DecodingLoop:
+    """The loop, with a model (and the parameters to decode with) and its settings."""
 
-    `keeps` asks for the completions' caches, for another turn to read.
-    """
-
-    def __init__(self, model: GPT2, settings: DecodingSettings, *, keeps: bool):
-        self.model, self.settings, self.keeps = model, settings, keeps
-        self.embedding_VH = model.wte.embedding[...].astype(model.compute_dtype)
+    def __init__(self, model: Decoder, settings: DecodingSettings):
+        self.model, self.settings = model, settings
+        self.embedding_VH = model.head_VH.astype(model.compute_dtype)
         self.table_SV = jnp.asarray(settings.stop_table_SV, jnp.int32)
 
-    def run(self, prompts: Prompts, progress: Progress, hidden_PGH: jax.Array) -> tuple[Progress, list[KV] | None]:
-        """All tokens of all completions, and what `keeps` asks for; `hidden_PGH` predicts the first.
+    def run(
+        self,
+        prompts: DecodeInputs,
+        hidden_PGH: jax.Array,
+        stop_state_PG: jax.Array,
+        stopped_PG: jax.Array,
+        seen_PGV: jax.Array | None,
+        *,
+        keep_cache: bool,
+    ) -> tuple[DecodeState, list[KV] | None]:
+        """All tokens of all completions, and with `keep_cache` their cache, per layer [P, G, K, C - 1, D].
 
-        What is kept is of all columns but the last, [P, G, N, C - 1, D]: a completion's own last token has not been read.
+        A completion's last token is not in it: nothing has read it. `hidden_PGH` predicts the first tokens, `stop_state_PG` is
+        where the stop automaton begins, and completions that are `stopped_PG` (bool) at the beginning stay empty.
         """
-        count, group, cap = progress.ids_PGC.shape
+        shape = count, group, cap = prompts.uniform_PGC.shape
+        state = DecodeState(
+            ids_PGC=jnp.full(shape, self.settings.pad_id, jnp.int32),
+            mask_PGC=jnp.zeros(shape, jnp.int32),
+            logp_PGC=jnp.zeros(shape, prompts.uniform_PGC.dtype),
+            stop_state_PG=stop_state_PG.astype(jnp.int32),
+            stopped_PG=stopped_PG,
+            seen_PGV=seen_PGV,
+        )
         few = count // 2 if self.settings.compacts and cap > LEAST_CHUNK else 0
-        t, progress = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, progress)
-        full: list[list[KV]] = []
+        t, state = jnp.int32(1), self._sample(hidden_PGH, jnp.int32(0), prompts, state)
+        chunks: list[list[KV]] = []
         lengths = chunk_lengths(cap, whole=self.model.decode_kernel)
         for length, until in zip(lengths, itertools.accumulate(lengths), strict=True):
-            carry = t, progress, self.model.empty_chunk(count, group, length)
-            t, progress, chunk = self._loop(carry, prompts, full, until, few)
-            full.append(chunk)
-        kept = self._joined(full, count, group) if self.keeps else None
+            carry = t, state, self.model.empty_chunk(count, group, length)
+            t, state, chunk = self._loop(carry, prompts, chunks, until, few)
+            chunks.append(chunk)
+        cache = None
+        if keep_cache:
+            cache = joined(chunks) if chunks else self.model.empty_chunk(count, group, 0)
         if not few:
-            return progress, kept
-        return jax.lax.cond(
-            everywhere(jnp.all(progress.done_PG(t, prompts))),
-            lambda: (progress, kept),
-            lambda: self._finish(t, prompts, progress, full, few, kept),
-        )
+            return state, cache
 
-    def _joined(self, chunks: list[list[KV]], count: int, group: int) -> list[KV]:
-        """The chunks as one; of no columns where a completion is of one token."""
-        if not chunks:
-            return self.model.empty_chunk(count, group, 0)
-        return [jax.tree.map(lambda *x: jnp.concatenate(x, axis=3), *layer) for layer in zip(*chunks, strict=True)]
+        def finish() -> tuple[DecodeState, list[KV] | None]:
+            """The rest of at most `few` prompts' completions, without the other prompts."""
+            live_K = jax.lax.top_k(state.live_P(t, prompts).astype(jnp.int32), few)[1]
+            their_state, their_chunks, theirs = jax.tree.map(lambda x: x[live_K], (state, chunks, prompts))
+            _, their_state, their_cache = self._loop((t, their_state, joined(their_chunks)), theirs, [], cap - 1, few=0)
 
-    def _finish(
-        self,
-        t: jax.Array,
-        prompts: Prompts,
-        progress: Progress,
-        chunks: list[list[KV]],
-        few: int,
-        kept: list[KV] | None,
-    ) -> tuple[Progress, list[KV] | None]:
-        """The rest of at most `few` prompts' completions, without the other prompts."""
-        live_K = jax.lax.top_k(progress.live_P(t, prompts).astype(jnp.int32), few)[1]
-        some = jax.tree.map(lambda x: x[live_K], progress)
+            def put_back(x: jax.Array, new: jax.Array) -> jax.Array:
+                return x.at[live_K].set(new)
 
-        def joined(*of_chunks: jax.Array) -> jax.Array:
-            return jnp.concatenate([x[live_K] for x in of_chunks], axis=3)
+            return jax.tree.map(put_back, state, their_state), cache and jax.tree.map(put_back, cache, their_cache)
 
-        cache = [jax.tree.map(joined, *layer) for layer in zip(*chunks, strict=True)]
-        last = progress.ids_PGC.shape[-1] - 1
-        _, some, cache = self._loop((t, some, cache), jax.tree.map(lambda x: x[live_K], prompts), [], last, few=0)
+        return jax.lax.cond(everywhere(jnp.all(state.done_PG(t, prompts))), lambda: (state, cache), finish)
 
-        def back(x: jax.Array, new: jax.Array) -> jax.Array:
-            return x.at[live_K].set(new)
-
-        return jax.tree.map(back, progress, some), None if kept is None else jax.tree.map(back, kept, cache)
-
-    def _loop(self, carry: Carry, prompts: Prompts, full: list[list[KV]], until: int, few: int) -> Carry:
-        """Tokens up to number `until`, while more than `few` prompts have completions that go on."""
+    def _loop(self, carry: Carry, prompts: DecodeInputs, full: list[list[KV]], until: int, few: int) -> Carry:
+        """Tokens up to number `until`, while more than `few` prompts have completions that go on; `full` are earlier chunks."""
 
         def goes_on(carry: Carry) -> jax.Array:
-            t, progress, _ = carry
-            return (t <= until) & anywhere(jnp.sum(progress.live_P(t, prompts)) > few)
+            t, state, _ = carry
+            return (t <= until) & anywhere(jnp.sum(state.live_P(t, prompts)) > few)
 
         def step(carry: Carry) -> Carry:
-            t, progress, chunk = carry
-            read_PG = jax.lax.dynamic_index_in_dim(progress.ids_PGC, t - 1, axis=2, keepdims=False)
+            t, state, chunk = carry
+            read_PG = jax.lax.dynamic_index_in_dim(state.ids_PGC, t - 1, axis=2, keepdims=False)
             position_PG = prompts.length_PG + t - 1
             hidden_PGH, chunk = self.model.decode(
-                read_PG, position_PG, prompts.caches, prompts.mask_PT, [*full, chunk], t - 1, prompts.past
+                read_PG, position_PG, prompts.caches, prompts.mask_PT, [*full, chunk], t - 1, prompts.earlier
             )
-            return t + 1, self._sample(hidden_PGH, t, prompts, progress), chunk
+            return t + 1, self._sample(hidden_PGH, t, prompts, state), chunk
 
         return jax.lax.while_loop(goes_on, step, carry)
 
-    def _sample(self, hidden_PGH: jax.Array, t: jax.Array, prompts: Prompts, progress: Progress) -> Progress:
+    def _sample(self, hidden_PGH: jax.Array, t: jax.Array, prompts: DecodeInputs, state: DecodeState) -> DecodeState:
         """Samples token t of every completion and moves its stop automaton."""
         shape = hidden_PGH.shape[:2]
         rows = shape[0] * shape[1]
@@ -160,23 +154,29 @@ class Decoder:
         logits_RV = jnp.einsum(
             "rh,vh->rv", hidden_PGH.reshape(rows, -1), self.embedding_VH, preferred_element_type=dtype
         )
-        logits_RV = over_tensor(over_tensor(logits_RV, axis=1), axis=0)  # found by columns, drawn from by rows
+        logits_RV = over_tensor(over_tensor(logits_RV, axis=1), axis=0)  # computed by columns, sampled by rows
         uniform_R = jax.lax.dynamic_index_in_dim(prompts.uniform_PGC, t, axis=2, keepdims=False).reshape(rows)
-        seen_RV = None if progress.seen_PGV is None else progress.seen_PGV.reshape(rows, -1)
+        seen_RV = None if state.seen_PGV is None else state.seen_PGV.reshape(rows, -1)
         token_R, logp_R = sample(logits_RV, uniform_R, self.settings.sampling, seen_RV, self.settings.vocab_size)
-        live_PG = ~progress.done_PG(t, prompts)
+        live_PG = ~state.done_PG(t, prompts)
         token_PG = jnp.where(live_PG, token_R.reshape(shape), self.settings.pad_id)
-        state_PG = jnp.where(live_PG, self.table_SV[progress.state_PG, token_PG], progress.state_PG)
+        stop_state_PG = jnp.where(live_PG, self.table_SV[state.stop_state_PG, token_PG], state.stop_state_PG)
         if seen_RV is not None:
-            seen_RV = seen_RV.at[jnp.arange(rows), token_PG.reshape(rows)].set(True)
-        return Progress(
-            ids_PGC=progress.ids_PGC.at[:, :, t].set(token_PG),
-            mask_PGC=progress.mask_PGC.at[:, :, t].set(live_PG.astype(jnp.int32)),
-            logp_PGC=progress.logp_PGC.at[:, :, t].set(jnp.where(live_PG, logp_R.reshape(shape), 0)),
-            state_PG=state_PG,
-            stopped_PG=state_PG == self.settings.accept_state,
+            # A row that has stopped waits with padding, which it did not write: how long depends on its neighbours.
+            seen_RV = seen_RV.at[jnp.arange(rows), token_PG.reshape(rows)].max(live_PG.reshape(rows))
+        return DecodeState(
+            ids_PGC=state.ids_PGC.at[:, :, t].set(token_PG),
+            mask_PGC=state.mask_PGC.at[:, :, t].set(live_PG.astype(jnp.int32)),
+            logp_PGC=state.logp_PGC.at[:, :, t].set(jnp.where(live_PG, logp_R.reshape(shape), 0)),
+            stop_state_PG=stop_state_PG,
+            stopped_PG=stop_state_PG == self.settings.accept_state,
             seen_PGV=None if seen_RV is None else seen_RV.reshape(*shape, -1),
         )
+
+
+def joined(chunks: list[list[KV]]) -> list[KV]:
+    """By layer, the chunks of the cache as one."""
+    return [jax.tree.map(lambda *x: jnp.concatenate(x, axis=3), *layer) for layer in zip(*chunks, strict=True)]
 
 
 def chunk_lengths(cap: int, *, whole: bool = False) -> list[int]:

@@ -104,7 +104,7 @@ def sample(
     That is under softmax(logits / temperature), before penalty and truncation: the quantity that the trainer recomputes and
     differentiates, so the two can be compared. Greedy reports it at temperature 1.
 
-    Logits are raw, float32 or wider; columns from `vocab_size` on are padding, and never drawn. `seen_RV` marks the tokens that
+    Logits are raw, float32 or wider; columns from `vocab_size` on are padding, and never sampled. `seen_RV` marks the tokens that
     count as repeated; None: no repetition penalty.
 
     >>> logits = jnp.zeros((1, BLOCK)).at[0, 5].set(2.0)

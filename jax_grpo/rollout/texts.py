@@ -1,9 +1,11 @@
-"""Texts of any number of prompts, one each, in batches of a fixed size: for evaluations, self-play and play.
+"""Texts of any number of prompts in batches of a fixed size: for evaluations, self-play, play and notebooks.
 
-`Texts` completes one batch. `Generator` orders and numbers prompts by themselves, so that a completion does not depend on the
-order in which prompts are given. Knows nothing of scores.
+`TextProgram` completes encoded prompts in the order in which they come. `Generator` orders and numbers prompts by themselves, so
+that a completion does not depend on the order in which prompts are given. `Policy` is the public `jax_grpo.Policy`. Knows nothing
+of scores.
 """
 
+import functools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,103 +14,80 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.config.tasks import Windows
 from jax_grpo.mesh import ONE_DEVICE, Layout
 from jax_grpo.mesh.processes import gathered
-from jax_grpo.model.named import Policy
+from jax_grpo.model import named
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.rollout import generate, turns
-from jax_grpo.rollout.decoding import DecodingSettings
+from jax_grpo.rollout import generate
 from jax_grpo.rollout.generate import PromptTokens
 from jax_grpo.rollout.sampling import Sampling
-from jax_grpo.tasks.base import Prompt, caps
-from jax_grpo.tasks.stop import StopRule
+from jax_grpo.tasks.base import Prompt
+from jax_grpo.tasks.checked import caps
+from jax_grpo.tasks.stop import StopRule, text_stop
 
 BATCH = 64  # prompts generated together; the last batch is filled up and the fill dropped
 
-# What a suite asks for: stop-truncated completions of prompts, in their order; see `Generator.__call__`.
+# What a suite calls: stop-truncated completions of prompts, in their order; see `Generator.__call__`.
 Complete = Callable[..., list[str]]
-Tick = Callable[[int], object]  # called with how much is done
+Tick = Callable[[int], object]  # called with how many prompts are done
 
 
-class Texts(NamedTuple):
-    """What a completion is: its vocabulary, what ends it, and its cap in tokens. Knows neither weights nor sampling."""
+class TextProgram(NamedTuple):
+    """A compiled generation, and what makes texts of its tokens."""
 
+    generate: Callable[..., Any]  # see `make_generate`
     tokenizer: Tokenizer
     stop_rule: StopRule
     max_new_tokens: int
 
-    def program(
-        self,
-        graphdef: Any,
-        sampling: Sampling,
-        *,
-        group_size: int = 1,
-        compacts: bool = True,
-        layout: Layout = ONE_DEVICE,
-    ) -> Callable[..., Any]:
-        """The compiled generation of `group_size` completions a prompt; see `make_generate`."""
-        settings, cap = self._settings(sampling, compacts), self.max_new_tokens
-        return generate.make_generate(graphdef, settings, group_size=group_size, max_new_tokens=cap, layout=layout)
-
-    def episode_programs(
-        self,
-        graphdef: Any,
-        windows: Windows,
-        sampling: Sampling,
-        *,
-        group_size: int = 1,
-        compacts: bool = True,
-        layout: Layout = ONE_DEVICE,
-    ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-        """The first turn of episodes and, where there are several, the later ones; see `make_generate` and `make_next_turn`."""
-        settings, later = self._settings(sampling, compacts), turns.past_columns(windows)
-        first = generate.make_generate(
-            graphdef,
-            settings,
-            group_size=group_size,
-            max_new_tokens=self.max_new_tokens,
-            past_columns=later,
-            layout=layout,
-        )
-        if not later:
-            return first, None
-        return first, turns.make_next_turn(graphdef, settings, group_size=group_size, windows=windows, layout=layout)
-
-    def _settings(self, sampling: Sampling, compacts: bool) -> DecodingSettings:
-        return DecodingSettings(
-            vocab_size=self.tokenizer.vocab_size,
-            pad_id=self.tokenizer.pad_id,
-            sampling=sampling,
-            stop_table_SV=self.stop_rule.token_table(self.tokenizer),
-            accept_state=self.stop_rule.accept,
-            compacts=compacts,
-        )
-
     def complete(
         self,
-        program: Callable[..., Any],
         params: Any,
         prompts: Sequence[Prompt],
         tokens: PromptTokens,
         numbers: Sequence[int],
         seed: int,
         step: int = 0,
+        *,
         batch: int = BATCH,
+        tick: Tick = lambda done: None,
     ) -> list[str]:
-        """Stop-truncated completions by a `program` of `batch` rows, which are filled up by repeating the prompts.
+        """Stop-truncated completions, `batch` prompts at a time; a last batch is filled up by repeating its prompts.
 
         A prompt's are next to each other, as many as the program makes. What is sampled is decided by the seed, the step and the
         prompts' numbers.
         """
-        rows = np.resize(np.arange(len(prompts)), batch)
-        states = np.array([prompt.start_state for prompt in prompts], np.int32)
-        numbers_P, caps_P = np.array(numbers, np.int32), caps(prompts, self.max_new_tokens)
-        asked = tokens.ids_PT[rows], tokens.mask_PT[rows], states[rows], numbers_P[rows]
-        rollout = gathered(program(params, *asked, seed, jnp.int32(step), caps_P[rows]))
-        samples = rollout.completion_ids_PGC.shape[1]
-        states_B = np.repeat(states[rows], samples).tolist()
-        return generate.decode_completions(rollout, self.tokenizer, self.stop_rule, states_B)[: len(prompts) * samples]
+        states_P = np.array([prompt.start_state for prompt in prompts], np.int32)
+        arrays = *tokens, states_P, np.array(numbers, np.int32)
+        caps_P, texts = caps(prompts, self.max_new_tokens), []
+        for start in range(0, len(prompts), batch):
+            count = min(batch, len(prompts) - start)
+            rows = start + np.resize(np.arange(count), batch)
+            inputs = (x[rows] for x in arrays)
+            rollout = gathered(self.generate(params, *inputs, seed, jnp.int32(step), caps_P[rows]))
+            samples = rollout.stopped_PG.shape[1]
+            states_B = np.repeat(states_P[rows], samples).tolist()
+            made = generate.decode_completions(rollout, self.tokenizer, self.stop_rule, states_B)
+            texts += made[: count * samples]
+            tick(start + count)
+        return texts
+
+
+def text_program(
+    graphdef: Any,
+    tokenizer: Tokenizer,
+    stop_rule: StopRule,
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    group_size: int = 1,
+    layout: Layout = ONE_DEVICE,
+) -> TextProgram:
+    """The program of `group_size` completions a prompt; compiled at its first call."""
+    settings = generate.decoding_settings(tokenizer, stop_rule, sampling)
+    sizes = {"group_size": group_size, "max_new_tokens": max_new_tokens}
+    program = generate.make_generate(graphdef, settings, **sizes, layout=layout)
+    return TextProgram(program, tokenizer, stop_rule, max_new_tokens)
 
 
 def _checksums(texts: Sequence[str]) -> list[int]:
@@ -134,7 +113,13 @@ class Generator:
     """
 
     def __init__(
-        self, policy: Policy, stop_rule: StopRule, max_new_tokens: int, temperature: float, seed: int, samples: int = 1
+        self,
+        policy: named.Policy,
+        stop_rule: StopRule,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        samples: int = 1,
     ):
         self._params, self._seed, self._width = policy.params, seed, 0
         positions = policy.architecture.max_position_embeddings
@@ -143,9 +128,10 @@ class Generator:
             raise generate.PromptTooLong(
                 f"the model has {positions} positions; completions of up to {max_new_tokens} tokens leave no room for a prompt"
             )
-        self._texts = Texts(policy.tokenizer, stop_rule, max_new_tokens)
         self._samples = samples
-        self._program = self._texts.program(policy.graphdef, Sampling(temperature), group_size=samples)
+        self._program = text_program(
+            policy.graphdef, policy.tokenizer, stop_rule, max_new_tokens, Sampling(temperature), group_size=samples
+        )
 
     def __call__(
         self,
@@ -165,18 +151,56 @@ class Generator:
         """
         if not prompts:
             return []
-        asked = [prompt.text for prompt in prompts]
-        numbers = _checksums(asked) if numbers is None else numbers
-        tokenizer = self._texts.tokenizer
-        ids_PT, mask_PT = generate.encode_prompts(asked, tokenizer, self._max_prompt, least=self._width)
+        texts = [prompt.text for prompt in prompts]
+        numbers = _checksums(texts) if numbers is None else numbers
+        tokenizer = self._program.tokenizer
+        ids_PT, mask_PT = generate.encode_prompts(texts, tokenizer, self._max_prompt, least=self._width)
         self._width = ids_PT.shape[1]
-        order = sorted(range(len(prompts)), key=lambda i: (len(asked[i]), asked[i], numbers[i]))
-        texts: list[list[str]] = [[]] * len(prompts)
-        for start in range(0, len(order), BATCH):
-            rows = order[start : start + BATCH]
-            batch = [prompts[i] for i in rows], PromptTokens(ids_PT[rows], mask_PT[rows]), [numbers[i] for i in rows]
-            completions = self._texts.complete(self._program, self._params, *batch, self._seed, step)
-            for at, i in enumerate(rows):
-                texts[i] = completions[at * self._samples : (at + 1) * self._samples]
-            tick(start + len(rows))
-        return [text for of_prompt in texts for text in of_prompt]
+        order = sorted(range(len(prompts)), key=lambda i: (len(texts[i]), texts[i], numbers[i]))
+        ordered = [prompts[i] for i in order], PromptTokens(ids_PT[order], mask_PT[order]), [numbers[i] for i in order]
+        completions = self._program.complete(self._params, *ordered, self._seed, step, tick=tick)
+        places = np.argsort(order)
+        return [completions[at * self._samples + sample] for at in places for sample in range(self._samples)]
+
+
+class Policy(named.Policy):
+    """See `model.named.Policy`, to which it adds `generate`."""
+
+    @functools.cached_property
+    def _generators(self) -> dict[tuple, Generator]:
+        """Compiled programs by what they were made for."""
+        return {}
+
+    def generate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        samples: int = 1,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+    ) -> list[str]:
+        """Completions of the texts, `samples` of each next to each other, without what they continue.
+
+        One ends at end-of-text, before the first of the texts in `stop`, or after `max_new_tokens` tokens. Temperature 0 is greedy;
+        else a text's samples follow from the seed and the text alone. The first call of its kind compiles.
+
+        Raises:
+            ValueError: a number is out of its range.
+            PromptTooLong: a text and its completion would not fit the model's positions.
+        """
+        if max_new_tokens < 1 or samples < 1 or temperature < 0:
+            given = f"max_new_tokens {max_new_tokens}, samples {samples}, temperature {temperature:g}"
+            raise ValueError(f"generate: {given}; expected at least 1, 1 and 0")
+        key = (max_new_tokens, temperature, samples, tuple(stop), seed)
+        if key not in self._generators:
+            rule = text_stop(*stop)
+            self._generators[key] = Generator(self, rule, max_new_tokens, temperature, seed, samples)
+        texts = [texts] if isinstance(texts, str) else texts
+        return self._generators[key]([Prompt(text, 0) for text in texts])
+
+
+def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
+    """See `model.named.load_named`."""
+    return Policy(*named.load_named(name, tokenizer=tokenizer, context=context))

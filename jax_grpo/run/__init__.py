@@ -1,4 +1,4 @@
-"""A run as files: its folder and lock, checkpoints that are whole or not there, and what continues from them.
+"""A run as files: its folder and lock, checkpoints that are whole or not there, and runs that continue from them.
 
-Owns what is written so that nothing saved is ever lost. Knows trees of arrays, never a model.
+Owns the files that must never be lost. Knows trees of arrays, never a model.
 """

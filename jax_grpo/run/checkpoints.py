@@ -1,4 +1,4 @@
-"""Saves a run's whole state in the background and gives it back bit for bit, on any number of devices.
+"""Saves a run's whole state in the background and gives it back bit for bit, on any number of devices and processes.
 
 `run.files` makes each checkpoint atomic and hashed. Values leave the device before `save` returns, because the next
 update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
@@ -22,13 +22,13 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jax_grpo.config.sections import CheckpointConfig
-from jax_grpo.mesh.processes import gathered, placed
+from jax_grpo.mesh import processes
 from jax_grpo.run import files
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.system.memory import copied
 
 PARAMS = "params/"
-COPIERS = 2  # tensors copied off the device side by side: most of a large copy is the kernel's finding of memory
+COPIERS = 2  # tensors copied off the device side by side: most of a large copy is the kernel's allocation of memory
 NICER = 10  # added to the niceness of the thread that writes
 MEASURED = "measured"  # in a manifest: names of every metric that the run had measured by then
 EVALUATED = "eval/"  # names of metrics of held-out prompts begin with it
@@ -43,11 +43,15 @@ def named(tree: Any) -> dict[str, Any]:
     return {keystr(path, simple=True, separator="/").removesuffix("/value"): leaf for path, leaf in leaves}
 
 
-def content_hash(tree: Any) -> str:
-    """SHA-256 of every leaf's name, dtype, shape and bytes: equal exactly when the values are."""
+def content_hash(tree: Any, *dtypes: Any) -> str:
+    """SHA-256 of every leaf's name, dtype, shape and bytes: equal exactly when the values are. With `dtypes`, of the values as
+    they are after having been in each of them.
+    """
     digest = hashlib.sha256()
     for name, leaf in sorted(named(tree).items()):
-        array = np.asarray(gathered(leaf))
+        array = np.asarray(processes.gathered(leaf))
+        for dtype in dtypes:
+            array = np.asarray(array, dtype)
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
@@ -56,7 +60,7 @@ def content_hash(tree: Any) -> str:
 class Origin(NamedTuple):
     """A checkpoint to continue from, every byte verified: its folder, its manifest's content, its arrays in host memory.
 
-    They stay there, as much memory as a save takes, until `restore` takes them out.
+    The arrays take as much memory as a save does, until `take` and `restore` remove them.
     """
 
     path: Path
@@ -67,12 +71,21 @@ class Origin(NamedTuple):
     def iteration(self) -> int:
         return int(self.content["iteration"])
 
+    def take(self, prefix: str) -> dict[str, np.ndarray]:
+        """Removes the arrays whose names begin with `prefix`, and returns them by the rest of their names."""
+        names = [name for name in self.arrays if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self.arrays.pop(name) for name in names}
+
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-    """The checkpoints in `folder`, which is made when the first is saved. As a context manager it leaves no write unfinished."""
+    """The checkpoints in `folder`, which is made when the first is saved. As a context manager it leaves no write unfinished.
+
+    With several processes each calls every method, in the same order, and the folder must be visible to all of them.
+    """
 
     def __init__(self, folder: Path, config: CheckpointConfig):
         self.folder, self._config = folder, config
+        self._best, self._smallest = config.ranking
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=_give_way)
         self._pending: concurrent.futures.Future[None] | None = None
         self._last_saved, self._needed = -1, 0
@@ -87,18 +100,18 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             error.add_note(str(failure))  # what ended the run comes first
         finally:
             self._writer.shutdown()
-            if error is not None and (saved := files.complete(self.folder)):
-                error.add_note(f"the newest complete checkpoint is {saved[-1]}: continue with --resume auto")
-            elif error is not None:
-                error.add_note(f"there is no checkpoint in {self.folder}")
+            if error is not None:
+                saved = files.complete(self.folder)
+                newest = f"the newest complete checkpoint is {saved[-1]}: continue with --resume auto" if saved else ""
+                error.add_note(newest or f"there is no checkpoint in {self.folder}")
 
     def due(self, iteration: int) -> bool:
         """Whether the interval of the config ends here."""
         return self._config.every > 0 and iteration % self._config.every == 0
 
     def require_measured(self, names: Collection[str]) -> None:
-        """Refuses, with a CheckpointError that lists the `names` of all metrics measured so far, to rank by any other."""
-        if self._config.keep_best and (name := self._config.best_metric) not in names:
+        """Raises a CheckpointError, which lists `names`, if checkpoints are to be ranked by a metric that is not among them."""
+        if self._config.keep_best and (name := self._best) not in names:
             raise CheckpointError(
                 f"checkpoint.best_metric is {name!r}, which this run does not measure; it has {', '.join(sorted(names))}"
             )
@@ -108,38 +121,57 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     ) -> None:
         """Starts writing a pytree of arrays, the `state` after `iteration` iterations; returns once the values are off the device.
 
-        Beside it stand `content`, JSON values, and the `metrics` of this very moment, which rank the checkpoint if
-        `checkpoint.best_metric` is among them; `measured` are the names of other metrics that the run has. A state that was saved
-        last is not saved again. A CheckpointError: the previous write failed, there is no room for this one, or no such metric.
+        With several processes it returns when all is written, since Orbax has them wait for each other. The iteration that was
+        saved last is not saved again.
+
+        Args:
+            content: JSON values for the manifest.
+            metrics: of this state; they rank the checkpoint if `checkpoint.best_metric` is among them. Process 0's are written.
+            measured: names of the other metrics that the run has.
+
+        Raises:
+            CheckpointError: the previous write failed, there is no room for this one, or no metric of the name to rank by.
         """
         self.wait()
         if iteration == self._last_saved:
             return
         names = sorted({*metrics, *measured})
         self.require_measured(names)
-        leaves = named(state)
-        self._require_room(iteration, leaves)
-        with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
-            arrays = dict(zip(leaves, pool.map(lambda leaf: copied(np.asarray(leaf)), leaves.values()), strict=True))
+        arrays = named(state)
+        if processes.is_first():
+            self._require_room(iteration, arrays)
         content = dict(content) | {"arrays": described(arrays), "metrics": finite(metrics), MEASURED: names}
+        several = processes.count() > 1
+        if not several:
+            with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
+                copies = pool.map(lambda leaf: copied(np.asarray(leaf)), arrays.values())
+                arrays = dict(zip(arrays, copies, strict=True))
         self._pending = self._writer.submit(self._write, iteration, arrays, content)
         self._last_saved = iteration
+        if several:
+            self.wait()
 
-    def _require_room(self, iteration: int, leaves: Mapping[str, Any]) -> None:
-        """Before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
+    def _require_room(self, iteration: int, arrays: Mapping[str, Any]) -> None:
+        """Checked before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
         space = self._space()
-        self._needed = files.bytes_on_disk(leaves, space.f_frsize)
+        self._needed = files.bytes_on_disk(arrays, space.f_frsize)
         if space.f_bavail * space.f_frsize < self._needed:
-            raise CheckpointError(self._failure(iteration, OSError(errno.ENOSPC, "")))
+            raise self._failure(iteration, OSError(errno.ENOSPC, ""))
+
+    def _write(self, iteration: int, arrays: Mapping[str, Any], content: dict[str, Any]) -> None:
+        files.publish(self.folder, iteration, arrays, content)
+        if processes.is_first():
+            self._discard_superseded()
 
     def add_metrics(self, iteration: int, metrics: Metrics) -> None:
-        """Adds what was measured of a checkpoint's weights after it was saved, and ranks it; without one it does nothing.
+        """Adds metrics that were measured after a checkpoint was saved, and ranks it; without that checkpoint it does nothing.
 
-        A CheckpointError is that of `wait`, or says that the manifest cannot be read or written.
+        Raises:
+            CheckpointError: as `wait`, or the manifest cannot be read or written.
         """
         self.wait()
         path = self.folder / files.folder_name(iteration)
-        if not files.is_checkpoint(path):
+        if not processes.is_first() or not files.is_checkpoint(path):
             return
         content = files.read_manifest(path)
         content[MEASURED] = sorted({*content.get(MEASURED, content["metrics"]), *metrics})
@@ -147,26 +179,28 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         try:
             files.write_manifest(path, content)
         except OSError as error:
-            raise CheckpointError(self._failure(iteration, error)) from error
+            raise self._failure(iteration, error) from error
         self._discard_superseded()
 
     def poll(self) -> None:
-        """Raises what a finished write left behind, without waiting for one that still runs."""
+        """Raises the error of a write that has ended, without waiting for one that still runs."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Blocks until the newest checkpoint is on the disk. Raises CheckpointError: it could not be written; says why."""
+        """Blocks until the newest checkpoint is on the disk. Raises CheckpointError with the reason if it could not be written."""
         pending, self._pending = self._pending, None
         try:
             if pending is not None:
                 pending.result()
         except Exception as error:  # Orbax, TensorStore and the file system each have their own
-            raise CheckpointError(self._failure(self._last_saved, error)) from error
+            if processes.is_of_a_link(error):
+                raise
+            raise self._failure(self._last_saved, error) from error
 
-    def _failure(self, iteration: int, error: Exception) -> str:
+    def _failure(self, iteration: int, error: Exception) -> CheckpointError:
         space = self._space()
-        return (
+        return CheckpointError(
             f"the checkpoint of iteration {iteration} could not be written to {self.folder}: {_reason(error)} "
             f"({space.f_bavail * space.f_frsize / 1e6:.1f} MB free without it; it needs up to {self._needed / 1e6:.1f} MB)"
         )
@@ -174,34 +208,28 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _space(self) -> os.statvfs_result:
         return os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
 
-    def _write(self, iteration: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> None:
-        files.publish(self.folder, iteration, arrays, content)
-        self._discard_superseded()
-
     def _discard_superseded(self) -> None:
         """Removes complete checkpoints that are neither among the last nor among the best."""
         saved = files.complete(self.folder)
         keep = set(saved[-self._config.keep_last :])
         if self._config.keep_best:
-            sign = {"largest": -1, "smallest": 1}[self._config.best_is]
+            sign = 1 if self._smallest else -1
             scores = {path: sign * score for path in saved if (score := self._score(path)) is not None}
             keep |= set(sorted(scores, key=scores.__getitem__)[: self._config.keep_best])
-        for path in saved:
-            if path not in keep:
-                files.discard(path)
+        for path in sorted(set(saved) - keep):
+            files.discard(path)
 
     def _score(self, path: Path) -> float | None:
-        """What ranks the checkpoint; None where it was not measured of its weights."""
-        name = self._config.best_metric
+        """The metric that ranks the checkpoint; None where it was not measured with the checkpoint's own weights."""
         with contextlib.suppress(CheckpointError):
             content = files.read_manifest(path)
-            # An earlier version, which noted no names, kept the newest evaluation there was, of the weights before.
-            if MEASURED in content or not name.startswith(EVALUATED):
-                return content["metrics"].get(name)
+            # An earlier version, which wrote no names, saved the newest evaluation there was, of the weights before.
+            if MEASURED in content or not self._best.startswith(EVALUATED):
+                return content["metrics"].get(self._best)
         return None
 
     def drop_after(self, iteration: int) -> list[Path]:
-        """Removes checkpoints of later iterations: a run that goes back must not find its abandoned future."""
+        """Removes checkpoints of later iterations, which a run that goes back abandons; returns their folders."""
         later = [path for path in files.complete(self.folder) if int(path.name) > iteration]
         for path in later:
             files.discard(path)
@@ -209,24 +237,24 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
 
 def finite(metrics: Metrics) -> dict[str, float]:
-    """Those that are numbers, which a manifest can have."""
+    """The metrics without infinities and NaN, which JSON does not have."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def described(arrays: Mapping[str, Any]) -> dict[str, list]:
-    """Shapes and dtypes by name, as a manifest has them."""
+    """Shape and dtype of each array, as a manifest has them."""
     return {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
 
 
 def _give_way() -> None:
-    """Lets the training go first: on Linux a thread has a niceness of its own, which the threads that it starts inherit."""
+    """Lowers the thread's priority below the training's: on Linux niceness is a thread's, and threads that it starts inherit it."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's words where there are any; TensorStore quotes its number."""
+    """The operating system's message where there is one; TensorStore quotes its number."""
     quoted = re.search(r"os[ _]error(?: |_code=')(\d+)", str(error), re.IGNORECASE)
     number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
     return os.strerror(number) if number else " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -244,9 +272,9 @@ def load(path: Path, prefix: str = "") -> Origin:
 
 
 def newest_sound(folder: Path, say: Say) -> Origin | None:
-    """The newest checkpoint in `folder` whose every file has the bytes that were written, in host memory; None: there is none.
+    """The newest undamaged checkpoint in `folder`, in host memory; None if there are no checkpoints.
 
-    Damaged ones are reported through `say`; a CheckpointError where all of them are.
+    Damaged ones are reported through `say`. Raises a CheckpointError if all of them are damaged.
     """
     if not (saved := files.complete(folder)):
         return None
@@ -262,32 +290,21 @@ def newest_sound(folder: Path, say: Say) -> Origin | None:
 
 
 def restore(origin: Origin, like: Any, zero_if_absent: Sequence[str] = ()) -> Any:
-    """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Takes the arrays out of `origin`.
+    """The state of a checkpoint in the structure and shardings of `like` (see `abstract`). Removes the arrays from `origin`.
 
-    Checkpoints of earlier versions may lack the names `zero_if_absent`, which are 0 then. Raises CheckpointError: a tensor is
-    missing, left over, or of another shape or dtype; names it.
+    The names `zero_if_absent`, which checkpoints of earlier versions may lack, are 0 then. Raises a CheckpointError that names a
+    tensor which is missing, left over, or of another shape or dtype.
     """
-    wanted, saved = named(like), origin.content["arrays"]
-    absent = {name: leaf for name, leaf in wanted.items() if name in zero_if_absent and name not in saved}
-    require_same(origin.path, saved | described(absent), described(wanted))
-    origin.arrays.update({name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in absent.items()})
-    leaves = [placed(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
+    wanted = named(like)
+    absent = [name for name in zero_if_absent if name in wanted and name not in origin.arrays]
+    origin.arrays.update({name: np.zeros(wanted[name].shape, wanted[name].dtype) for name in absent})
+    require_same(origin.path, described(origin.arrays), described(wanted))
+    leaves = [processes.placed(origin.arrays.pop(name), leaf.sharding) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def set_apart(origin: Origin, prefix: str) -> tuple[Origin, dict[str, np.ndarray]]:
-    """A checkpoint without the arrays whose names begin with `prefix`, and those, by the rest of their names."""
-
-    def others(named: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in named.items() if not name.startswith(prefix)}
-
-    apart = {name.removeprefix(prefix): array for name, array in origin.arrays.items() if name.startswith(prefix)}
-    content = origin.content | {"arrays": others(origin.content["arrays"])}
-    return origin._replace(content=content, arrays=others(origin.arrays)), apart
-
-
 def require_same(path: Path, saved: Mapping[str, list], expected: Mapping[str, list]) -> None:
-    """Refuses a tensor whose [shape, dtype] in the checkpoint `path` is not the one that is needed, or that only one side has."""
+    """Raises a CheckpointError for the first tensor whose [shape, dtype] in the checkpoint `path` is not the expected one."""
     for name in {**expected, **saved}:
         if (needed := expected.get(name)) != (there := saved.get(name)):
             has = "is not in the checkpoint" if there is None else f"has shape {there[0]} and dtype {there[1]}"

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import shutil
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jax_grpo.config.files import MANIFEST, is_checkpoint
+from jax_grpo.config.files import MANIFEST, is_checkpoint, parsed_json
+from jax_grpo.mesh import processes
 from jax_grpo.system import memory
 from jax_grpo.system.whole_files import file_hash, to_disk, written_whole
 
@@ -28,6 +30,10 @@ FORMAT = 1
 STATE = "state"
 UNFINISHED, DISCARDED = ".unfinished-", ".discarded-"  # prefixes of folders that no reader looks at
 AT_ONCE = 4  # files read and hashed side by side, so that the disk is busy while bytes are hashed
+# Parts of every manifest. A run's has `RUN_PARTS` besides.
+PARTS = {"format": int, "iteration": int, "files": dict, "arrays": dict, "metrics": dict}
+RUN_PARTS = {"config": dict, "identity": dict, "next_prompt": int, "metrics_bytes": int}
+WORDS = {int: "a whole number", dict: "a mapping", str: "a text"}
 PIECE = 1 << 20  # bytes read and hashed at a time: they are in the cache when they are hashed
 # Bytes a tensor takes in Orbax's `_METADATA` and in the manifest, at most; names are some dozen bytes.
 TENSOR_METADATA = 2048
@@ -39,7 +45,7 @@ logging.getLogger("absl").addFilter(lambda record: not any(text in record.getMes
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, read or used; the message names the file or key, what was found and what to do."""
+    """A checkpoint cannot be written, read or used; the message names the file or key, what it holds and what to do."""
 
 
 def folder_name(iteration: int) -> str:
@@ -54,7 +60,7 @@ def complete(folder: Path) -> list[Path]:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Removes what a killed writer left; only for the run that owns the folder."""
+    """Removes folders that a killed writer left; only for the run that owns the folder."""
     for prefix in (UNFINISHED, DISCARDED):
         for path in folder.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -68,50 +74,45 @@ def discard(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def publish(folder: Path, iteration: int, arrays: Mapping[str, np.ndarray], content: dict[str, Any]) -> None:
-    """Writes one checkpoint into the folder of all, with JSON values for its manifest, or raises an OSError or ValueError.
+def publish(folder: Path, iteration: int, arrays: Mapping[str, Any], content: dict[str, Any]) -> None:
+    """Writes one checkpoint, with JSON values for its manifest; raises the errors of Orbax, TensorStore and the file system.
 
-    It is there whole or not at all: on a full disk nothing with its name exists.
+    It is there whole or not at all: on a full disk nothing with its name exists. With several processes all of them call this;
+    each writes the parts of the arrays that it has, and hashes its share of the files.
     """
     working, final = folder / f"{UNFINISHED}{folder_name(iteration)}", folder / folder_name(iteration)
-    shutil.rmtree(working, ignore_errors=True)
-    working.mkdir(parents=True)
+    first = processes.is_first()
     try:
+        if first:
+            shutil.rmtree(working, ignore_errors=True)
+            working.mkdir(parents=True)
+        processes.wait_for_all()
         write_arrays(working, arrays)
-        files = fingerprints(working, written(working))
-        put_in_place(working, final, content | {"format": FORMAT, "iteration": iteration, "files": files})
+        names = sorted(path.relative_to(working).as_posix() for path in working.rglob("*") if path.is_file())
+        names = names[processes.own(len(names))]
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            own = dict(zip(names, pool.map(lambda name: _fingerprint(working / name), names), strict=True))
+        hashes = {name: of_file for part in processes.exchanged(own) for name, of_file in part.items()}
+        if first:
+            write_manifest(working, content | {"format": FORMAT, "iteration": iteration, "files": hashes})
+            for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
+                to_disk(path)
+            if final.exists():
+                discard(final)
+            working.rename(final)
+            to_disk(folder)
     except BaseException:
-        shutil.rmtree(working, ignore_errors=True)
+        if processes.count() == 1:  # others may still be writing into it
+            shutil.rmtree(working, ignore_errors=True)
         raise
-
-
-def written(working: Path) -> list[str]:
-    """Names of all files in a checkpoint that is being written, in order."""
-    return sorted(path.relative_to(working).as_posix() for path in working.rglob("*") if path.is_file())
-
-
-def fingerprints(working: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the manifest says of these files, each of which is made durable."""
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(names, pool.map(lambda name: _fingerprint(working / name), names), strict=True))
-
-
-def put_in_place(working: Path, final: Path, content: dict[str, Any]) -> None:
-    """Gives a checkpoint whose files are written its manifest, and its name."""
-    write_manifest(working, content)
-    for path in (working, *(path for path in working.rglob("*") if path.is_dir())):
-        to_disk(path)
-    if final.exists():
-        discard(final)
-    working.rename(final)
-    to_disk(final.parent)
+    processes.wait_for_all()
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
     """Orbax's own writer of arrays, given one array at a time, each of them written before the next begins.
 
-    It would write all at once, and copy them all before. Where the disk fills up, the writes that fail after the first one report
-    to an event loop that is closed by then: a page of tracebacks beside the error, which is TensorStore's ValueError.
+    Orbax copies all arrays, and writes them at once. On a full disk the writes that fail after the first one report to an event
+    loop that is closed by then: a page of tracebacks beside the error, which is TensorStore's ValueError.
     """
 
     async def serialize(self, values, infos, args=None) -> list:
@@ -121,11 +122,11 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
         return []
 
 
-def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
     """Saves the named arrays as the Orbax checkpoint `folder/state`, which Orbax alone can read too; raises as `publish` does."""
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, _OneByOne()),
-        (jax.Array, ocp.type_handlers.ArrayHandler()),  # none is saved; Orbax warns where it is not registered
+        (jax.Array, ocp.type_handlers.ArrayHandler()),  # of several processes; Orbax warns where it is not registered
     )
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, type_handler_registry=registry)
     with ocp.Checkpointer(handler) as writer:
@@ -139,33 +140,66 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 
 
 def bytes_on_disk(arrays: Mapping[str, Any], block: int) -> int:
-    """What a checkpoint of these arrays (`nbytes` each) takes at most on a file system of `block` bytes an allocation unit."""
+    """Most bytes that a checkpoint of these arrays (`nbytes` each) takes on a file system of `block` bytes an allocation unit."""
     values = sum(-(-array.nbytes // block) * block for array in arrays.values())
     return values + len(arrays) * (2 * block + TENSOR_METADATA) + FIXED_METADATA  # the folder and `.zarray`
 
 
 def write_manifest(path: Path, content: dict[str, Any]) -> None:
-    """Writes a checkpoint's manifest, or puts another in its place; after an OSError the one that was there still is."""
+    """Writes or replaces a checkpoint's manifest; after an OSError the earlier one is still there."""
     with written_whole(path / MANIFEST, durable=True) as working:
         working.write_text(json.dumps({"sha256": _json_hash(content), "content": content}, indent=1), encoding="utf-8")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest's content, its own hash verified. Raises CheckpointError: missing, not JSON, changed, or of another format."""
+    """The manifest's content, its own hash verified; a CheckpointError if it is missing, damaged, or of another format."""
     file = path / MANIFEST
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parsed_json(file.read_text(encoding="utf-8"))
         content, stated = record["content"], record["sha256"]
+        intact = _json_hash(content) == stated
     except FileNotFoundError as error:
         raise CheckpointError(f"{file} does not exist; {path} is not a complete checkpoint") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{file} is damaged: not a readable manifest ({reason})") from error
-    if _json_hash(content) != stated:
+    if not intact:
         raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one it states")
+    require_parts(path, content, PARTS)
     if content["format"] != FORMAT:
         raise CheckpointError(f"{file} has format {content['format']}; this version reads format {FORMAT}")
+    for name, listed in content["files"].items():
+        within = isinstance(listed, dict) and not Path(name).is_absolute() and ".." not in Path(name).parts
+        if not (within and _is_count(listed.get("bytes")) and isinstance(listed.get("sha256"), str)):
+            raise CheckpointError(f"{file} is damaged: it lists {name!r} as {listed!r:.80}; expected bytes and sha256")
+    for name, described in content["arrays"].items():
+        _require_possible(file, name, described, content["files"])
     return content
+
+
+def require_parts(path: Path, content: Any, parts: Mapping[str, type]) -> None:
+    """Raises a CheckpointError if a manifest's content lacks a part, or has one of another type."""
+    for name, kind in parts.items():
+        part = content.get(name) if isinstance(content, dict) else content
+        if not isinstance(part, kind):
+            raise CheckpointError(f"{path / MANIFEST} is damaged: its {name} is {part!r:.60}; expected {WORDS[kind]}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _require_possible(file: Path, name: str, described: Any, listed: Mapping[str, Any]) -> None:
+    """Raises a CheckpointError for a shape and dtype that no array has, or that the files have too few bytes for."""
+    stored = sum(of["bytes"] for chunk, of in listed.items() if chunk.startswith(f"{STATE}/{name}/"))
+    try:
+        shape, dtype = described
+        possible = all(map(_is_count, shape)) and isinstance(dtype, str) and not np.dtype(dtype).hasobject
+        if possible and math.prod(shape) * np.dtype(dtype).itemsize <= stored:
+            return
+    except (TypeError, ValueError):
+        pass
+    raise CheckpointError(f"{file} is damaged: tensor {name!r} is {described!r:.80}, in files of {stored} bytes")
 
 
 def _json_hash(content: Any) -> str:
@@ -175,37 +209,34 @@ def _json_hash(content: Any) -> str:
 def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
     """The arrays whose names begin with `prefix`, by name, in host memory; the bytes returned are those that were hashed.
 
-    Their files, which the manifest's `content` lists, are read once, and so are those that describe the tree where all arrays
-    are asked for; others stay on the disk. Orbax would read them a second time after the hashes were right. A CheckpointError
+    Only their files are read, each once: Orbax would read them a second time after their hashes were verified. A CheckpointError
     names a file that is missing, truncated or changed.
     """
     listed = {name: file for name, file in content["files"].items() if name.startswith(f"{STATE}/{prefix}")}
-    for name, expected in listed.items():  # before anything is read: most damage shows in the sizes
-        try:
-            size = (path / name).stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"{path / name} is missing; the checkpoint is damaged") from error
-        if size != expected["bytes"]:
-            sizes = f"{size} bytes; expected {expected['bytes']}"
-            raise CheckpointError(f"{path / name} has {sizes}: the checkpoint is damaged")
     names = sorted(listed, key=lambda name: -listed[name]["bytes"])  # so that no large one is left for last alone
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         files = dict(zip(names, pool.map(lambda name: _read_file(path / name, listed[name]), names), strict=True))
     arrays = {}
     for name, (shape, dtype) in content["arrays"].items():
         if name.startswith(prefix):
-            arrays[name] = _assembled(files, f"{STATE}/{name}", shape, np.dtype(dtype))
+            try:
+                arrays[name] = _assembled(files, f"{STATE}/{name}", shape, np.dtype(dtype))
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise CheckpointError(
+                    f"{path}: the checkpoint is damaged: tensor {name!r} is not {dtype} {shape} ({reason})"
+                ) from error
     return arrays
 
 
 def _assembled(
     files: MutableMapping[str, np.ndarray], folder: str, shape: Sequence[int], dtype: np.dtype
 ) -> np.ndarray:
-    """An array of its zarr chunks, whose bytes are taken out of `files`; of a single one the bytes themselves."""
+    """An array from its zarr chunks, whose bytes are removed from `files`; a single chunk is not copied."""
     only = files.pop(f"{folder}/{'.'.join('0' * len(shape)) or '0'}").view(dtype)
     if only.size == math.prod(shape):
         return only.reshape(shape)
-    sizes = json.loads(files[f"{folder}/.zarray"].tobytes())["chunks"]
+    sizes = parsed_json(files[f"{folder}/.zarray"].tobytes())["chunks"]
     whole = memory.empty(tuple(shape), dtype)
     for number in itertools.product(*(range(-(-axis // size)) for axis, size in zip(shape, sizes, strict=True))):
         name = f"{folder}/{'.'.join(map(str, number))}"
@@ -217,14 +248,20 @@ def _assembled(
 
 
 def _read_file(file: Path, expected: Mapping[str, Any]) -> np.ndarray:
-    """The file's bytes, each read once: what is returned is what was hashed."""
-    buffer, digest = memory.empty((expected["bytes"],), np.dtype(np.uint8)), hashlib.sha256()
-    rest = buffer.data
+    """The file's bytes, read once and hashed."""
     try:
         with file.open("rb", buffering=0) as opened:
+            if (size := os.fstat(opened.fileno()).st_size) != expected["bytes"]:
+                raise CheckpointError(
+                    f"{file} has {size} bytes; expected {expected['bytes']}: the checkpoint is damaged"
+                )
+            buffer, digest = memory.empty((size,), np.dtype(np.uint8)), hashlib.sha256()
+            rest = buffer.data
             while count := opened.readinto(rest[:PIECE]):
                 digest.update(rest[:count])
                 rest = rest[count:]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} is missing; the checkpoint is damaged") from error
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if (actual := digest.hexdigest()) != expected["sha256"]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from jax_grpo.config.files import RUN_WEIGHTS, is_adapter, parsed_json
 from jax_grpo.system.devices import cores, processor
 from jax_grpo.system.whole_files import lock, written_whole
 
@@ -66,7 +67,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def record_start(run_dir: Path, resolved_config: str, command: str | None, iteration: int, micro_batches: int) -> None:
     """Writes `run.json`: versions, hardware, commit, command and micro-batches of this start, after those of earlier ones."""
-    earlier = read_record(run_dir)["starts"] if iteration > 0 else []
+    earlier, devices = read_record(run_dir)["starts"] if iteration > 0 else [], jax.devices()
     start = {
         "time": _now(),
         "from_iteration": iteration,
@@ -76,7 +77,13 @@ def record_start(run_dir: Path, resolved_config: str, command: str | None, itera
         "git": _commit(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "hardware": hardware(),
+        "hardware": {
+            "platform": devices[0].platform,
+            "devices": [device.device_kind for device in devices],
+            "cpu": processor(),
+            "cores": cores(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
         "environment": {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS") if name in os.environ},
     }
     write_whole(run_dir / RECORD, json.dumps({"starts": [*earlier, start], "finished": None}, indent=1) + "\n")
@@ -87,10 +94,23 @@ def record_finish(run_dir: Path) -> None:
     write_whole(run_dir / RECORD, json.dumps(read_record(run_dir) | {"finished": _now()}, indent=1) + "\n")
 
 
+def require_no_finished_run(run_dir: Path, way_out: str) -> None:
+    """Refuses to write over a finished run: its weights are there, or `run.json` says so. `way_out` ends the sentence.
+
+    Raises RunFolderError.
+    """
+    finished = read_record(run_dir)["finished"]
+    exported = run_dir / RUN_WEIGHTS
+    if finished or (exported / "config.json").is_file() or is_adapter(exported):
+        when = f", of {finished}" if finished else ""
+        lost = "its metrics, checkpoints and weights would be written over"
+        raise RunFolderError(f"{run_dir} holds a finished run{when}, and {lost}: {way_out}")
+
+
 def read_record(run_dir: Path) -> dict[str, Any]:
     """`run.json`; a record without starts where there is none or it is unreadable: it informs, nothing depends on it."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads((run_dir / RECORD).read_text(encoding="utf-8"))
+        record = parsed_json((run_dir / RECORD).read_text(encoding="utf-8"))
         if isinstance(record["starts"], list):
             return record
     return {"starts": [], "finished": None}
@@ -113,15 +133,3 @@ def _commit() -> dict[str, Any] | None:
         words = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
         return {"commit": words.removesuffix("-dirty"), "changed": words.endswith("-dirty")}
     return None
-
-
-def hardware() -> dict[str, Any]:
-    """Platform, devices, processor, cores this process may use, and memory in bytes."""
-    devices = jax.devices()
-    return {
-        "platform": devices[0].platform,
-        "devices": [device.device_kind for device in devices],
-        "cpu": processor(),
-        "cores": cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }

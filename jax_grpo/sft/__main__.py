@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,56 +24,21 @@ import pydantic
 from flax import nnx
 
 from jax_grpo.config import ConfigError, load_yaml
-from jax_grpo.config.sections import ModelConfig, PromptsConfig
-from jax_grpo.config.tasks import OWN_SIDE
+from jax_grpo.config.sections import ModelConfig
 from jax_grpo.lm_head.materialised import token_logprobs
-from jax_grpo.model.gpt2 import GPT2, GPT2Config
-from jax_grpo.model.named import load_policy, said_of_style
+from jax_grpo.model.named import GPT2_SIZES, load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import save_hf
+from jax_grpo.names import LESSONS, STYLES, by_name
 from jax_grpo.optimiser import decays
-from jax_grpo.positions.dataset import load_positions, read_packaged
-from jax_grpo.positions.files import PositionFileError
-from jax_grpo.positions.values import NotATable
-from jax_grpo.sft import soft_moves
-from jax_grpo.sft.rows import DATA, KINDS, batches, rows
+from jax_grpo.prompts.table import SourceError, UnsuitableRow
+from jax_grpo.sft.rows import INSTRUCTIONS, Row, Stage, batches, rows
 from jax_grpo.system.compilation import training_options
 from jax_grpo.system.progress import progress_bar
-from jax_grpo.tasks.instructions.lessons import FOLLOWED
+from jax_grpo.system.whole_files import require_new
+from jax_grpo.tasks.instructions.lessons import FOLLOWED, lesson
 
 LOG_EVERY = 20  # steps between lines of `sft.jsonl`
-
-
-class Stage(pydantic.BaseModel, extra="forbid", frozen=True):
-    """One part of the training: `rows` examples at a peak learning rate, cosine to a tenth of it.
-
-    They are texts of a `mixture`, or positions of `tables`, a source as `prompts.source` with every legal move's value, and then
-    all moves are taught at once by softmax(win probability / tau), of which a share `uniform` is even (`sft.soft_moves`), in
-    prompts of `prompt_style`.
-    """
-
-    mixture: dict[str, float] | None = None
-    tables: str | None = None
-    tau: float = pydantic.Field(default=0.02, gt=0)
-    uniform: float = pydantic.Field(default=0.08, ge=0, le=1)
-    prompt_style: Literal["best_move", "own_side"] = "best_move"
-    rows: int = pydantic.Field(gt=0)
-    learning_rate: float = pydantic.Field(gt=0)
-
-    @pydantic.field_validator("mixture")
-    @classmethod
-    def _known_kinds(cls, mixture: dict[str, float] | None) -> dict[str, float] | None:
-        if mixture is not None and (set(mixture) - set(KINDS) or not mixture or min(mixture.values()) <= 0):
-            raise ValueError(f"expected positive weights for some of {', '.join(KINDS)}; found {mixture}")
-        return mixture
-
-    @pydantic.model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if (self.mixture is None) == (self.tables is None):
-            raise ValueError("expected one of mixture and tables in a stage")
-        if self.tables is None and (aimless := sorted({"tau", "uniform", "prompt_style"} & self.model_fields_set)):
-            raise ValueError(f"{aimless[0]} is of a stage of tables; this one has a mixture")
-        return self
 
 
 class SFTConfig(pydantic.BaseModel, extra="forbid", frozen=True):
@@ -107,7 +72,7 @@ def text_loss(graphdef: Any) -> Callable[..., jax.Array]:
 
     def loss(params, input_ids_BT, attention_BT, loss_BT):
         model = nnx.merge(graphdef, params)
-        hidden_BTH, embedding_VH = model(input_ids_BT, attention_BT), model.wte.embedding[...]
+        hidden_BTH, embedding_VH = model(input_ids_BT, attention_BT), model.head_VH
         logp_BT, _ = token_logprobs(
             hidden_BTH[:, :-1], embedding_VH, input_ids_BT[:, 1:], vocab_size=model.vocabulary, temperature=1.0
         )
@@ -141,21 +106,25 @@ def make_optimiser(config: SFTConfig) -> optax.GradientTransformation:
 
 
 def train(config: SFTConfig) -> Path:
-    """Runs every stage and returns the folder of the trained weights."""
-    tokenizer = Tokenizer.load(config.tokenizer)
-    architecture, graphdef, params = _initial(config, tokenizer)
+    """Runs every stage and returns the folder of the trained weights. FileExistsError: an earlier one's are in `out`."""
+    out = Path(config.out)
+    require_new(out / "sft.jsonl", "out")
+    named = ("weights", "tokenizer", "compute_dtype", *(GPT2_SIZES if config.weights is None else ()))
+    model = ModelConfig.model_validate({name: getattr(config, name) for name in named})
+    architecture, tokenizer, graphdef, params = load_policy(model, config.seed, context=1)
     optimiser = make_optimiser(config)
     opt_state = optimiser.init(params)
-    text_step, moves_step = (make_step(loss(graphdef), optimiser) for loss in (text_loss, soft_moves.make_loss))
+    steps_of = {False: make_step(text_loss(graphdef), optimiser)}
+    if any(stage.tables for stage in config.stages):
+        steps_of[True] = make_step(by_name(LESSONS).make_loss(graphdef), optimiser)
     feeds = _feeds(config, tokenizer, architecture.max_position_embeddings)
-    out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     done, started = 0, time.time()
     with (out / "sft.jsonl").open("w") as log, progress_bar() as progress:
         for number, stage in enumerate(config.stages):
             steps = config.steps(stage)
             bar = progress.add_task(f"stage {number}", total=steps)
-            step = moves_step if stage.tables else text_step
+            step = steps_of[stage.tables is not None]
             for batch in itertools.islice(feeds[number], steps):
                 params, opt_state, loss = step(params, opt_state, *batch)
                 done += 1
@@ -165,15 +134,15 @@ def train(config: SFTConfig) -> Path:
                     record = {"step": done, "stage": number, "loss": mean, "rows_per_second": round(rate, 1)}
                     print(json.dumps(record), file=log, flush=True)
                     progress.update(bar, description=f"stage {number}, loss {mean:.3f}, {rate:.0f} rows/s")
-            said = said_of_style(stage.prompt_style)
-            save_hf(out / f"stage{number}", architecture, params, tokenizer, said)
+            own = by_name(STYLES).model_settings(stage.prompt_style) if stage.tables else {}
+            save_hf(out / f"stage{number}", architecture, params, tokenizer, own)
     final = out / f"stage{len(config.stages) - 1}"
     provenance = {
         "command": "python -m jax_grpo.sft " + " ".join(sys.argv[1:]),
         "config": config.model_dump(),
         "seconds": round(time.time() - started),
         "rows": done * config.batch_size,
-        "data": " and ".join(dict.fromkeys(itertools.chain(*map(_data, config.stages)))),
+        "data": " and ".join(dict.fromkeys(kind for stage in config.stages for kind in stage.data())),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }
@@ -183,39 +152,18 @@ def train(config: SFTConfig) -> Path:
 
 def _feeds(config: SFTConfig, tokenizer: Tokenizer, context: int) -> list[Iterator[Sequence[np.ndarray]]]:
     """Each stage's endless batches, of one stream of random numbers; sources are read, and refused, before anything is compiled."""
-    rng, labelled = random.Random(config.seed), read_packaged("train")
+    rng = random.Random(config.seed)
     feeds: list[Iterator[Sequence[np.ndarray]]] = []
     for stage in config.stages:
         if stage.tables is not None:
-            positions = load_positions(PromptsConfig(source=stage.tables), config.seed)
-            own_side = stage.prompt_style == OWN_SIDE
-            moves = soft_moves.batches(
-                positions, tokenizer, config.batch_size, context, rng, stage.tau, stage.uniform, own_side
-            )
-            feeds.append(itertools.chain([next(moves)], moves))
+            feeds.append(by_name(LESSONS).table_batches(stage, config.seed, tokenizer, config.batch_size, context, rng))
         else:
-            texts = rows(stage.mixture or {}, labelled, rng, config.followed)
-            feeds.append(batches(texts, tokenizer, config.batch_size, context, rng))
+            mixture = stage.mixture or {}
+            makers = {INSTRUCTIONS: lambda: Row(*lesson(rng.getrandbits(64), config.followed))}
+            if mixture.keys() - {INSTRUCTIONS}:
+                makers |= by_name(LESSONS).makers(rng)
+            feeds.append(batches(rows(mixture, makers, rng), tokenizer, config.batch_size, context, rng))
     return feeds
-
-
-def _data(stage: Stage) -> Iterator[str]:
-    """What a stage's examples are made of, for people."""
-    yield from map(DATA.__getitem__, stage.mixture or ())
-    if stage.tables is not None:
-        yield f"every legal move's value from {stage.tables}"
-
-
-def _initial(config: SFTConfig, tokenizer: Tokenizer) -> tuple[GPT2Config, Any, Any]:
-    """Sizes, graph and params of the config's weights, or of a new model."""
-    if config.weights is not None:
-        described = {"weights": config.weights, "tokenizer": config.tokenizer, "compute_dtype": config.compute_dtype}
-        architecture, _, graphdef, params = load_policy(ModelConfig.model_validate(described), config.seed, context=1)
-        return architecture, graphdef, params
-    sizes = (config.num_layers, config.num_heads, config.hidden_size, config.max_position_embeddings)
-    architecture = GPT2Config(tokenizer.vocab_size, *sizes)
-    model = GPT2(architecture, rngs=nnx.Rngs(config.seed), compute_dtype=jnp.dtype(config.compute_dtype))
-    return architecture, *nnx.split(model, nnx.Param)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -223,12 +171,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--config", required=True)
     args, overrides = parser.parse_known_args(argv)
     try:
-        config = load_yaml(SFTConfig, args.config, overrides)
-    except ConfigError as error:
-        raise SystemExit(f"ConfigError: {error}") from error
-    try:
-        print("weights:", train(config))
-    except (PositionFileError, NotATable) as error:
+        print("weights:", train(load_yaml(SFTConfig, args.config, overrides)))
+    except (ConfigError, FileExistsError, SourceError, UnsuitableRow) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
 
 

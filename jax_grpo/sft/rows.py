@@ -1,29 +1,16 @@
 """Rows of text that a model is taught: prompt and completion, of several kinds, and batches of them. Knows nothing of models."""
 
-import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Literal, NamedTuple, Self
 
-import chess
 import numpy as np
+import pydantic
 
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.positions.position import Position, recent_moves
-from jax_grpo.positions.random_play import random_positions
-from jax_grpo.positions.rookworld import PolicyRow, format_policy_row, policy_prompt, state_prompt
-from jax_grpo.tasks.environment import draw_move, next_state
-from jax_grpo.tasks.instructions.lessons import FOLLOWED, lesson
+from jax_grpo.names import LESSONS, by_name
 
-GAMES, LABELS = "random games (python-chess)", "the packaged positions labelled by Stockfish"
-DATA = {  # the first teaches the rules faster than one move can
-    "legal_moves": GAMES,
-    "best_move": LABELS,
-    "policy": LABELS,
-    "environment": GAMES,
-    "instructions": "prompts and answers drawn by jax_grpo.tasks.instructions",
-}
-KINDS = tuple(DATA)
+INSTRUCTIONS = "instructions"  # the kind of rows that is not of chess
 LENGTH_MULTIPLE = 32  # batches are padded to a multiple, so that only a few shapes are compiled
 CHUNK_BATCHES = 16  # rows are sorted by length within this many batches
 
@@ -35,51 +22,54 @@ class Row(NamedTuple):
     completion: str
 
 
-def legal_moves_row(board: chess.Board, rng: random.Random) -> Row:
-    """All legal moves after `B:` or `M:`: a model that samples the first move of such a list plays legal chess."""
-    moves = [move.uci() for move in board.legal_moves]
-    rng.shuffle(moves)
-    return Row(policy_prompt(board.fen(), rng.choice(["M:", "B:"])), "".join(f" {move}" for move in moves))
+class Stage(pydantic.BaseModel, extra="forbid", frozen=True):
+    """One part of the training: `rows` examples at a peak learning rate, cosine to a tenth of it.
+
+    They are texts of a `mixture`, or positions of `tables`, a source as `prompts.source` with every legal move's value, and then
+    all moves are taught at once by softmax(win probability / tau), of which a share `uniform` is even (`chess.lessons`), in
+    prompts of `prompt_style`.
+    """
+
+    mixture: dict[str, float] | None = None
+    tables: str | None = None
+    tau: float = pydantic.Field(default=0.02, gt=0)
+    uniform: float = pydantic.Field(default=0.08, ge=0, le=1)
+    prompt_style: Literal["best_move", "own_side"] = "best_move"
+    rows: int = pydantic.Field(gt=0)
+    learning_rate: float = pydantic.Field(gt=0)
+
+    @pydantic.field_validator("mixture")
+    @classmethod
+    def _known_kinds(cls, mixture: dict[str, float] | None) -> dict[str, float] | None:
+        if mixture is not None and (not mixture or mixture.keys() - kinds(mixture) or min(mixture.values()) <= 0):
+            raise ValueError(f"expected positive weights for some of {', '.join(kinds(()))}; found {mixture}")
+        return mixture
+
+    @pydantic.model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.mixture is None) == (self.tables is None):
+            raise ValueError("expected one of mixture and tables in a stage")
+        if self.tables is None and (aimless := sorted({"tau", "uniform", "prompt_style"} & self.model_fields_set)):
+            raise ValueError(f"{aimless[0]} is of a stage of tables; this one has a mixture")
+        return self
+
+    def data(self) -> list[str]:
+        """What its examples are made of, for people."""
+        if self.mixture is None:
+            return [f"every legal move's value from {self.tables}"]
+        return [kinds(self.mixture)[kind] for kind in self.mixture]
 
 
-def best_move_row(position: Position) -> Row:
-    return Row(policy_prompt(position.fen, "B:"), f" {position.moves[0]}")
+def kinds(mixture: Collection[str]) -> dict[str, str]:
+    """What the rows of each kind of a mixture are made of; of kinds that are not of chess without looking there."""
+    own = {INSTRUCTIONS: "prompts and answers drawn by jax_grpo.tasks.instructions"}
+    return own if mixture and own.keys() >= set(mixture) else by_name(LESSONS).DATA | own
 
 
-def policy_row(position: Position, rng: random.Random) -> Row:
-    """A RookWorld policy row with four spaces between fields; moves in random order, evaluations aligned with them."""
-    order = rng.sample(range(len(position.moves)), len(position.moves))
-    moves = tuple(position.moves[i] for i in order)
-    evaluations = tuple(round(position.evaluations[i], 2) for i in order)
-    row, prompt = PolicyRow(position.fen, moves, evaluations, position.moves[0]), policy_prompt(position.fen, "M:")
-    return Row(prompt, format_policy_row(row).removeprefix(prompt))
-
-
-def environment_row(board: chess.Board, rng: random.Random) -> Row:
-    """`A: <FEN>+<uci>+<history>+` and the state after it; a few moves are illegal and leave the board as it was."""
-    move = draw_move(board, rng, illegal_fraction=0.05)
-    return Row(state_prompt(board.fen(), move.uci(), recent_moves(board)), next_state(board, move))
-
-
-def rows(
-    mixture: dict[str, float], positions: Sequence[Position], rng: random.Random, followed: float = FOLLOWED
-) -> Iterator[Row]:
-    """Endless rows, each kind (see `KINDS`) drawn with its weight; `best_move` and `policy` need labelled positions."""
-    boards = random_positions(rng)
-
-    def board() -> chess.Board:
-        return next(itertools.islice(boards, rng.randint(0, 4), None))  # neighbours differ by one move: skip some
-
-    makers: dict[str, Callable[[], Row]] = {
-        "legal_moves": lambda: legal_moves_row(board(), rng),
-        "best_move": lambda: best_move_row(rng.choice(positions)),
-        "policy": lambda: policy_row(rng.choice(positions), rng),
-        "environment": lambda: environment_row(board(), rng),
-        "instructions": lambda: Row(*lesson(rng.getrandbits(64), followed)),
-    }
-    kinds, weights = list(mixture), list(mixture.values())
+def rows(mixture: dict[str, float], makers: Mapping[str, Callable[[], Row]], rng: random.Random) -> Iterator[Row]:
+    """Endless rows, each kind drawn with its weight."""
     while True:
-        yield makers[rng.choices(kinds, weights)[0]]()
+        yield makers[rng.choices(list(mixture), list(mixture.values()))[0]]()
 
 
 def batches(
@@ -88,7 +78,7 @@ def batches(
     """Right-padded (input_ids, attention_mask, loss_mask), each [B, T], of similar length; longer rows are left out."""
     while True:
         chunk = [next(source) for _ in range(batch_size * CHUNK_BATCHES)]
-        prompts = tokenizer.encode_batch([row.prompt for row in chunk])
+        prompts = tokenizer.encode_prompts([row.prompt for row in chunk])
         completions = tokenizer.encode_batch([row.completion for row in chunk])
         tokens = [(len(p), [*p, *c, tokenizer.eos_id]) for p, c in zip(prompts, completions, strict=True)]
         tokens = sorted((row for row in tokens if len(row[1]) <= max_length), key=lambda row: len(row[1]))

@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jax_grpo.config.files import TOKENIZER_CONFIG, TOKENIZER_FILE
-from jax_grpo.model.tokenizer import END_OF_TEXT
+from jax_grpo.prompts.tokenizer_files import END_OF_TEXT
+from jax_grpo.system.whole_files import require_new
 from jax_grpo.tasks.instructions.lessons import texts
 
 TOKENS, LESSONS = 768, 8000
@@ -39,6 +40,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.tokens < 257:
         parser.error(f"--tokens is {arguments.tokens}; expected at least 257: every byte and end-of-text")
+    try:
+        require_new(arguments.out / TOKENIZER_FILE, "--out")
+    except FileExistsError as error:
+        raise SystemExit(str(error)) from error
     arguments.out.mkdir(parents=True, exist_ok=True)
     vocabulary(arguments.tokens).save(str(arguments.out / TOKENIZER_FILE))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}

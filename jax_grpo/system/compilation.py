@@ -1,7 +1,7 @@
-"""What XLA compiles in a run: kept on the disk for the next one, counted by function, and traced by JAX's profiler.
+"""Compiled programs of a run: stored on the disk for the next run, counted by function, and traced by JAX's profiler.
 
 Each of a run's programs is compiled once for every width that prompts are padded to, so at most `max_prompt_tokens / 16` times;
-a count that goes on growing is a fault. Knows nothing of what is trained.
+a count that goes on growing is a fault. Knows nothing of tasks and models.
 """
 
 import collections
@@ -19,13 +19,13 @@ from jax_grpo.config.sections import ProfileConfig
 COMPILED = "/jax/core/compile/backend_compile_duration"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 PROGRAMS = ("generate", "next_turn", "score", "update")  # names of the functions in `programs.Programs`
-SPOKEN_OF_S = 1.0  # seconds; less is no line on the console
+NOTED_S = 1.0  # seconds; less is no line on the console
 LEAST_S = 0.5  # seconds; what compiles faster is not worth a file
 PROFILE = "profile"  # of a run's folder; docs/memory.md says how to open what is in it
 
 
 def keep_programs(folder: str | None) -> None:
-    """Keeps compiled programs in a folder and takes them from there; None, and JAX's own variable if it is set, change nothing."""
+    """Stores compiled programs in a folder and reads them from there; None, and JAX's own variable if set, change nothing."""
     if folder is not None and CACHE_VARIABLE not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_S)
@@ -59,9 +59,9 @@ def training_options() -> dict[str, str] | None:
 
 
 def compilations() -> Callable[[], dict[str, float]]:
-    """Counts what is made ready from now on, compiled or taken from the disk; what it returns gives the metrics up to its call.
+    """Begins to count programs that are compiled or read from the disk; returns a function that gives the metrics so far.
 
-    `compile/<program>` is how many of a run's programs, by the jitted function's name, `time/compile` the seconds of everything.
+    `compile/<program>` is the number of a run's programs, by the jitted function's name, `time/compile` the seconds of all.
     """
     before, names = _counts().copy(), (*(f"compile/{program}" for program in PROGRAMS), "time/compile")
     return lambda: {name: _counts()[name] - before[name] for name in names}
@@ -84,11 +84,11 @@ def _counts() -> collections.defaultdict[str, float]:
 
 def takes_time(metrics: Mapping[str, float]) -> bool:
     """Whether an iteration with these metrics compiled something large, or read it from the cache."""
-    return metrics["time/compile"] >= SPOKEN_OF_S
+    return metrics["time/compile"] >= NOTED_S
 
 
 def line(metrics: Mapping[str, float]) -> str | None:
-    """What an iteration had to compile, for people; None when that took no time to speak of."""
+    """A sentence on the programs that an iteration compiled; None when that took little time."""
     if not takes_time(metrics):
         return None
     names = [f"{name} x{count:.0f}" for name in PROGRAMS if (count := metrics[f"compile/{name}"])]
@@ -97,7 +97,7 @@ def line(metrics: Mapping[str, float]) -> str | None:
 
 @contextlib.contextmanager
 def profiled(config: ProfileConfig, run_dir: Path, iteration: int) -> Iterator[None]:
-    """Around an iteration: traces it if first <= iteration < last of `profile.trace_steps`, and saves the memory after it if asked.
+    """Around an iteration: traces it if first <= iteration < last of `profile.trace_steps`; saves the memory after it if set.
 
     Without steps, the memory is that after the first iteration. A failure leaves its trace written.
     """

@@ -1,4 +1,5 @@
-"""Facts of devices: this machine's processor, GPUs to compile for that need not be there, and makers' peaks.
+"""Facts of devices: this machine's processor, GPUs to compile for that need not be there, makers' peaks, and how near to a peak a
+phase of training came (MFU).
 
 A GPU to compile for is one file in `assets/targets`: an XLA GpuTargetConfigProto in text form under a comment that names the card.
 Adding a card is adding a file. Needs no JAX.
@@ -8,6 +9,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ class Target(NamedTuple):
     device_kind: str  # as JAX names the device
     memory: int  # bytes a program may use
     bandwidth: int  # bytes a second
-    architecture: str  # as the assembler is told, `sm_89`
+    architecture: str  # the assembler's name of it, `sm_89`
     text: str  # the GpuTargetConfigProto
 
 
@@ -97,3 +99,32 @@ def processor() -> str:
 def cores() -> int | None:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+
+
+class ImpossibleRate(RuntimeError):
+    """More FLOPs a second than the device has: a time or a count is wrong."""
+
+
+def utilisation(flops: float, seconds: float, peak: float, what: str) -> float:
+    """MFU: FLOPs over what the device could have done in that time. Raises ImpossibleRate above 1."""
+    share = flops / (seconds * peak)
+    if share > 1:
+        raise ImpossibleRate(
+            f"{what}: {flops:.3e} FLOPs in {seconds:.6f} s are {share:.1%} of the device's peak of {peak:.3e} a second: the "
+            f"time was not taken around finished work, or the peak in jax_grpo/system/devices.py is not this device's"
+        )
+    return share
+
+
+def rates(work: Mapping[str, float], seconds: Mapping[str, float], peak: float | None) -> dict[str, float]:
+    """`flops_per_second/<phase>` of an iteration's phases, and `mfu/<phase>` where the device's peak is known (not None).
+
+    `work` is the FLOPs of each phase, `seconds` its time, taken around finished work.
+    """
+    out: dict[str, float] = {}
+    for phase, flops in work.items():
+        if flops and phase in seconds:
+            out[f"flops_per_second/{phase}"] = flops / seconds[phase]
+            if peak is not None:
+                out[f"mfu/{phase}"] = utilisation(flops, seconds[phase], peak, phase)
+    return out

@@ -1,6 +1,6 @@
-"""This machine's memory: what the process holds, what is still free, giving back what was freed, and ordinary pages for gigabytes.
+"""This machine's memory: bytes of the process, bytes still free, how glibc returns freed memory, and ordinary pages for gigabytes.
 
-Pages are counted as Linux counts them. Knows nothing of what is kept in them.
+Pages are counted as Linux counts them. Knows nothing of their contents.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _RESET = Path("/proc/self/clear_refs")  # writing 5 makes the peak's count begin
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # malloc.h
-_ALLOCATOR = SimpleNamespace(ours=False)  # set by this package: not in a process that calls a training as a function
+_ALLOCATOR = SimpleNamespace(tuned=False)  # by `give_back_early`: not in a process that calls a training as a function
 _ROOM = 4  # times the process's peak that must still be free before it keeps what it frees
 
 
@@ -35,13 +35,11 @@ def resident(field: str = "VmRSS") -> int:
 
 
 def peak() -> int:
-    """Bytes of this process at their most so far, or since `forget_peak`; 0 on Windows, which does not say."""
+    """Bytes of this process at their most so far, or since `forget_peak`."""
     if counts_pages():
         return resident("VmHWM")
-    try:
-        import resource
-    except ImportError:
-        return 0
+    import resource  # not above: Windows has none, and plays (docs/play.md) though it does not train
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -55,7 +53,7 @@ def peak_memory() -> dict[str, float]:
     """Most memory held so far, in bytes: of this process, and of the device where it keeps count (a CPU does not)."""
     import jax  # not above: a benchmark of PyTorch counts its pages without those of JAX
 
-    out = {"memory/host_peak_bytes": float(most)} if (most := peak()) else {}
+    out = {"memory/host_peak_bytes": float(peak())}
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
         out["memory/device_peak_bytes"] = float(statistics["peak_bytes_in_use"])
@@ -80,7 +78,7 @@ def give_back_early() -> None:
     on it is used: what compiling threads leave behind keeps more resident. 0.1 GB in a run of 124M parameters.
     """
     if counts_pages():
-        _ALLOCATOR.ours = True
+        _ALLOCATOR.tuned = True
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_ARENA_MAX, 2)  # with one, compiling takes a fifth longer
         libc.mallopt(_M_TRIM_THRESHOLD, 2**20)
@@ -93,7 +91,7 @@ def keep_freed() -> bool:
     A program on a CPU asks for all its temporaries in one block, and each page of a block that was given back is zeroed and mapped
     anew: a seventh of an iteration of 64 x 16 short completions. It holds more where a block no longer fits into the holes.
     """
-    keeps = _ALLOCATOR.ours and available(sys.maxsize) > _ROOM * peak()
+    keeps = _ALLOCATOR.tuned and available(sys.maxsize) > _ROOM * peak()
     if keeps:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

@@ -1,6 +1,6 @@
 """Which phase of an iteration is running, how long each took, and a line while one takes unusually long.
 
-The watchdog is a thread of its own, so that it speaks during a hang. Knows nothing of what the phases do.
+The watchdog is a thread of its own, so that it can write during a hang. Knows nothing of the phases' work.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import jax
 
 FACTOR = 5.0  # times the median iteration
 LEAST_S = 2.0  # seconds; below it an ordinary hiccup of the machine is many medians of a tiny model
-LEAST_KNOWN = 3  # iterations before there is a median to speak of; the first ones compile
-REMEMBERED = 50  # latest iterations that the median is of
+LEAST_ITERATIONS = 3  # before there is a median; the first ones compile
+WINDOW = 50  # latest iterations that the median is of
 CHECK_S = 0.25  # seconds between looks
 
 
@@ -41,11 +41,11 @@ class Phases:
 
 
 class Watchdog:
-    """Says once per iteration, from its thread, that it takes over `FACTOR` medians, and in which phase. A context manager."""
+    """Writes one line per iteration that takes over `FACTOR` medians, from its own thread, with the phase. A context manager."""
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.perf_counter):
         self._say, self._now = say, now
-        self._known: deque[float] = deque(maxlen=REMEMBERED)
+        self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._current: tuple[int, Phases, float] | None = None
         self._warned_of = -1
         self._over = threading.Event()
@@ -65,7 +65,7 @@ class Watchdog:
         phases, started = Phases(self._now), self._now()
         self._current = number, phases, started
         yield phases
-        self._known.append(self._now() - started)
+        self._seconds.append(self._now() - started)
         self._current = None
 
     def _watch(self) -> None:
@@ -74,10 +74,10 @@ class Watchdog:
 
     def _look(self) -> None:
         current = self._current
-        if current is None or current[0] == self._warned_of or len(self._known) < LEAST_KNOWN:
+        if current is None or current[0] == self._warned_of or len(self._seconds) < LEAST_ITERATIONS:
             return
         iteration, phases, started = current
-        median, now = statistics.median(self._known), self._now()
+        median, now = statistics.median(self._seconds), self._now()
         if now - started > max(FACTOR * median, LEAST_S):
             self._warned_of = iteration
             name, since = phases.running or ("between phases", started)

@@ -48,12 +48,18 @@ def child_record(
     """The JSON object on the last line that a child process writes; `error` with its reason when it fails.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was ended.
+        subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was ended, with its own children.
     """
-    child = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=timeout)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=environment, start_new_session=True) as child:
+        try:
+            stdout, stderr = child.communicate(timeout=timeout)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
     if child.returncode:
-        return {"error": failure(child.stderr, child.returncode)}
-    return json.loads(child.stdout.splitlines()[-1])
+        return {"error": failure(stderr, child.returncode)}
+    return json.loads(stdout.splitlines()[-1])
 
 
 def failure(stderr: str, returncode: int) -> str:

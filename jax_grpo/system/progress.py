@@ -1,22 +1,62 @@
-"""What a person sees while long work runs: a bar on a terminal; elsewhere lines, or nothing. Knows nothing of the work."""
+"""Progress of long work for a person: a bar on a terminal, a line every few seconds elsewhere. Knows nothing of the work."""
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+EVERY_S = 10.0  # seconds between lines
+
+
+class _Lines(Progress):
+    """Progress where no terminal shows a bar: plain lines from a thread of its own, so that a long step does not silence it."""
+
+    def start(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._print_lines, name="progress", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _print_lines(self) -> None:
+        while not self._over.wait(EVERY_S):
+            for task in self.tasks:
+                if task.visible and not task.finished and (task.elapsed or 0.0) >= EVERY_S:
+                    done = f"{task.completed:.0f} of {task.total:.0f}, " if task.total else ""
+                    self.console.print(f"{task.description}: {done}{task.elapsed:.0f} s", markup=False, soft_wrap=True)
+
 
 def progress_bar(console: Console | None = None, *, shown: bool = True, transient: bool = False) -> Progress:
-    """What is under way, how much of it is done, and times; nothing where the output is no terminal, or unless `shown`.
+    """Tasks under way, their done share and times; nothing unless `shown`. A context manager.
 
     `console` prints beside the bar, which a `transient` one leaves when it ends.
     """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    times, disable = (TimeElapsedColumn(), TimeRemainingColumn()), not (shown and sys.stdout.isatty())
-    return Progress(*columns, *times, console=console, transient=transient, disable=disable)
+    times, terminal = (TimeElapsedColumn(), TimeRemainingColumn()), sys.stdout.isatty()
+    kind = _Lines if shown and not terminal else Progress
+    return kind(
+        *columns,
+        *times,
+        console=console or Console(highlight=False),
+        transient=transient,
+        disable=not (shown and terminal),
+    )
+
+
+@contextlib.contextmanager
+def under_way(bars: Progress, what: str) -> Iterator[None]:
+    """Shows `what` beside the other work of `bars` while the block runs, with its seconds and no known end."""
+    bar = bars.add_task(what, total=None)
+    try:
+        yield
+    finally:
+        bars.remove_task(bar)
 
 
 @contextlib.contextmanager

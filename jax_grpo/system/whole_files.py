@@ -1,13 +1,16 @@
 """Files that a killed process or a second one must not spoil: there whole or not at all, known by their hash, one writer at a time.
 
-Knows nothing of what is in them, and imports little: worker processes wait for it.
+Those of the cache folder cost only time when they are lost: one that cannot be written, or is damaged, is done without. Knows
+nothing of the contents, and imports little: worker processes wait for it.
 """
 
 import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 UNFINISHED = ".unfinished"  # how the name of a file ends that is being written, or that a killed process left
 
@@ -29,6 +32,20 @@ def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
     except Exception:
         working.unlink(missing_ok=True)
         raise
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Puts a JSON file in place whole."""
+    with written_whole(path) as working:
+        working.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def require_new(path: Path, option: str) -> None:
+    """Refuses, with a FileExistsError, to write over a file that may be dear to somebody; `option` gave its name."""
+    if path.exists():
+        raise FileExistsError(
+            f"{option}: {path} is there already and would be written over; give another name, or move it"
+        )
 
 
 def to_disk(path: Path) -> None:
@@ -62,3 +79,28 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def store(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file of the cache whole; without room, or rights, nothing is stored."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as working:
+            write(working)
+
+
+class Remembered:
+    """A small JSON `value` of a `kind` that the JSON values `key` decide, from the folder `cache`; None where it is not there."""
+
+    def __init__(self, cache: str | None, kind: str, key: Sequence[Any]):
+        self.value: Any = None
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        self._path = None if cache is None else Path(cache).expanduser() / "remembered" / f"{kind}-{name}.json"
+        if self._path is not None:
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                self.value = json.loads(self._path.read_text(encoding="utf-8"))
+
+    def keep(self, value: Any) -> None:
+        """Remembers it, if that can be written."""
+        if self._path is not None:
+            store(self._path, lambda path: path.write_text(json.dumps(value), encoding="utf-8"))

@@ -1,36 +1,22 @@
-"""Verifiable tasks by their config name: prompts from positions, stop rules, and rewards of texts. Knows no tokens or models.
+"""Verifiable tasks by their config name: prompts of rows, stop rules, and rewards of texts. Knows no tokens or models.
 
-A new task is one new file, one line here, its name in `TASK_NAMES` and, to be mixed with others, one line in
-`config.tasks.Mixture`. One of the user's own needs none of it: the config names its module.
+A new task is one new file and one line in `names.TASKS`, and another in `names.SETTINGS` if it has settings of its own. A task of
+the user's own needs neither: the config names its module.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.tasks import OwnPart, TaskConfig
+from jax_grpo.config.imported import ImportedError, imported, source_file, where
+from jax_grpo.config.tasks import Settings, TaskConfig, is_own, settings_class, with_own_settings
+from jax_grpo.names import TASKS, by_name
 from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.tasks.base import Task
-from jax_grpo.tasks.environment import EnvironmentTask
 from jax_grpo.tasks.episodes import EpisodicTask
-from jax_grpo.tasks.game import GameTask
-from jax_grpo.tasks.guess import GuessTask
-from jax_grpo.tasks.imported import ImportedError, imported, source_file, where
-from jax_grpo.tasks.instructions.task import InstructionsTask
 from jax_grpo.tasks.mixed import MixedTask
-from jax_grpo.tasks.policy import PolicyTask
 from jax_grpo.tasks.rewards import RewardsTask
-from jax_grpo.tasks.toy import LengthTask
 
-TASKS = {
-    "policy": PolicyTask,
-    "environment": EnvironmentTask,
-    "length": LengthTask,
-    "guess": GuessTask,
-    "game": GameTask,
-    "instructions": InstructionsTask,
-    "prompts": RewardsTask,
-}
 NEEDED = ("name", "stop_rule", "component_weights", "prompt", "score")
 
 
@@ -45,24 +31,28 @@ def make_task(
 
     Raises:
         ImportedError: a task of the user's own cannot be made.
-        ConfigError: functions are given where nothing asks for any, or a task of a mixture answers completions.
+        ConfigError: functions are given where nothing asks for any, a setting is missing, or a task of a mixture answers
+            completions.
     """
-    if rewards is not None and not config.asks_prompts():
+    if rewards is not None and "prompts" not in [task for task, _ in config.tasks.values()]:
         raise ConfigError("rewards: functions reward the prompts of task.name prompts, and no other task's")
     chat = None if tokenizer is None else ChatTemplate(tokenizer)
-    if config.mixture is None:
-        return _with(chat, _own(config.name, "task.name") if ":" in config.name else _built_in(config, rewards))
     tasks: dict[str, Task] = {}
-    for name, part in config.mixture.parts.items():
-        alone = config.model_copy(update={"name": name, "rewards": part.rewards, "mixture": None})
-        own = isinstance(part, OwnPart)
-        tasks[name] = _with(chat, _own(part.task, f"task.mixture.{name}.task") if own else _built_in(alone, rewards))
-        if isinstance(tasks[name], EpisodicTask):
+    for name, (task, settings) in config.tasks.items():
+        key = f"task.mixture.{name}.task" if name else "task.name"
+        tasks[name] = _own(task, settings, key) if is_own(task) else _built_in(task, settings, rewards)
+        tasks[name].chat = chat
+        if name and isinstance(tasks[name], EpisodicTask):
             kind = type(tasks[name]).__qualname__
             raise ConfigError(
                 f"task.mixture.{name}: {kind} answers completions (EpisodicTask), and a mixture has one turn"
             )
-    return MixedTask(tasks, config.mixture.parts)
+    return tasks[""] if config.mixture is None else MixedTask(tasks, config.mixture)
+
+
+def task_class(name: str) -> Any:
+    """The class of a built-in task."""
+    return by_name(TASKS[name])
 
 
 def require_task(task: Any, place: str) -> Task:
@@ -79,21 +69,18 @@ def require_task(task: Any, place: str) -> Task:
     return task
 
 
-def _with(chat: ChatTemplate | None, task: Task) -> Task:
-    task.chat = chat
-    return task
+def _built_in(name: str, settings: Any, rewards: Sequence[Callable[..., Any]] | None) -> Task:
+    return task_class(name)(settings) if rewards is None or name != "prompts" else RewardsTask(settings, rewards)
 
 
-def _built_in(config: TaskConfig, rewards: Sequence[Callable[..., Any]] | None) -> Task:
-    return RewardsTask(config, rewards) if config.name == "prompts" else TASKS[config.name](config)
-
-
-def _own(spec: str, key: str) -> Task:
-    """The user's task, made without arguments."""
+def _own(spec: str, settings: Settings, key: str) -> Task:
+    """The user's task, made with its settings where it has a class of them, and else without arguments."""
     make = imported(spec, key)
+    kind = settings_class(spec, key)
+    given = () if kind is Settings else (with_own_settings(settings, kind),)
     try:
-        task = make()
-    except Exception as error:
-        said = f"{where(error, source_file(make))}: {type(error).__name__}: {error}"
-        raise ImportedError(f"{key} is {spec!r}; calling it failed: {said}") from error
+        task = make(*given)
+    except (Exception, SystemExit) as error:
+        message = f"{where(error, source_file(make))}: {type(error).__name__}: {error}"
+        raise ImportedError(f"{key} is {spec!r}; calling it failed: {message}") from error
     return require_task(task, f"{key} is {spec!r}")

@@ -10,9 +10,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from jax_grpo.tasks.base import Prompt, RewardError, Task
-from jax_grpo.tasks.engine import EngineError
-from jax_grpo.tasks.imported import source_file, where
+from jax_grpo.tasks.base import Prompt, RewardError, Task, TaskError
+from jax_grpo.tasks.checked import own_prompt, raised
 
 Policy = Literal["self", "reference"]  # as it is now, and as it was when the run began
 # A policy's stop-truncated completions of prompts, each drawn by the number, below 2^31, that stands with it.
@@ -25,13 +24,13 @@ class Environment(Protocol):
     def step(self, completion: str) -> tuple[str, bool]:
         """The observation that answers a stop-truncated completion, and whether the episode is done.
 
-        The last observation is kept with the episode, and the model does not read it.
+        The last observation is part of the episode, and the model does not read it.
         """
         ...
 
 
 class Elsewhere:
-    """Of several processes, the environment of an episode that another one answers: this one is told the answers."""
+    """Of several processes, the environment of an episode that another one answers, which sends the answers."""
 
     def step(self, completion: str) -> tuple[str, bool]:
         raise AssertionError("another process answers this episode")
@@ -46,7 +45,7 @@ class Turn(NamedTuple):
 
 @dataclasses.dataclass
 class Episode:
-    """What was said in one episode, and the environment as it stands after it."""
+    """The turns of one episode, and the environment as it stands after them."""
 
     environment: Environment
     turns: list[Turn] = dataclasses.field(default_factory=list)
@@ -54,12 +53,12 @@ class Episode:
     cut: bool = False  # a completion was cut at its cap
 
     def __str__(self) -> str:
-        """All that was said, in order."""
+        """The texts of all turns, in order."""
         return "".join(text for turn in self.turns for text in turn)
 
 
 class StepFailed(Exception):
-    """The step of one environment raised, which its cause says; the argument is its place among those that were asked."""
+    """The step of one environment raised, which is its cause; the argument is the environment's place in the list."""
 
 
 class EpisodicTask(Task):
@@ -71,7 +70,7 @@ class EpisodicTask(Task):
     asks: Policy | None = None  # the policy that completes prompts of the task's own between turns
 
     def meet(self, write: Write) -> None:
-        """Said before each `reset` of a batch where `asks` names a policy: `write` is that policy, as it is now."""
+        """Called before each `reset` of a batch where `asks` names a policy: `write` is that policy, as it is now."""
 
     def observation(self, prompt: Prompt) -> str | None:
         """An observation as long as those to come, which must fit before anything is compiled; None: nobody knows."""
@@ -82,14 +81,14 @@ class EpisodicTask(Task):
         raise NotImplementedError
 
     def steps(self, environments: Sequence[Environment], completions: Sequence[str]) -> list[tuple[str, bool]]:
-        """`step` of each; a task whose environments share work (an engine, say) does it for all of them at once here."""
+        """`step` of each; a task whose environments share work (a pool of processes, say) does it for all of them at once here."""
         answers = []
         for place, (environment, text) in enumerate(zip(environments, completions, strict=True)):
             try:
                 answers.append(environment.step(text))
-            except EngineError:
+            except TaskError:
                 raise
-            except Exception as error:  # a task is anybody's code
+            except (Exception, SystemExit) as error:  # a task is anybody's code
                 raise StepFailed(place) from error
         return answers
 
@@ -103,11 +102,11 @@ def checked_reset(task: EpisodicTask, prompts: Sequence[Prompt]) -> list[Episode
     episodes = []
     for row, prompt in enumerate(prompts):
         try:
-            episodes.append(Episode(task.reset(prompt)))
-        except EngineError:
+            episodes.append(Episode(task.reset(own_prompt(prompt))))
+        except TaskError:
             raise
-        except Exception as error:  # a task is anybody's code
-            raise RewardError(_raised(task, f"{_sample(task, prompts, row)}: reset", error)) from error
+        except (Exception, SystemExit) as error:  # a task is anybody's code
+            raise RewardError(raised(task, f"{_sample(task, prompts, row)}: reset", error)) from error
     return episodes
 
 
@@ -118,20 +117,20 @@ def checked_steps(
 
     Raises:
         RewardError: it raises, or returns something else; names the line, the task and the first sample at fault.
-        EngineError: the engine's own failure, as it is.
+        TaskError: the task's own failure, as it is.
     """
     environments, rows = [episode.environment for episode in episodes.values()], list(episodes)
     try:
         answers = task.steps(environments, completions)
-    except EngineError:
+    except TaskError:
         raise
     except StepFailed as failed:
         (place,), cause = failed.args, failed.__cause__
         assert cause is not None, "see `EpisodicTask.steps`"
         sample = f"{_sample(task, prompts, rows[place])}, completion {completions[place][:120]!r}"
-        raise RewardError(_raised(task, f"{sample}: step", cause)) from cause
-    except Exception as error:
-        raise RewardError(_raised(task, f"task {task.name!r}: steps of {len(rows)} samples", error)) from error
+        raise RewardError(raised(task, f"{sample}: step", cause)) from cause
+    except (Exception, SystemExit) as error:
+        raise RewardError(raised(task, f"task {task.name!r}: steps of {len(rows)} samples", error)) from error
     if not isinstance(answers, Sequence) or len(answers) != len(rows):
         raise RewardError(f"task {task.name!r}: steps returned {answers!r:.80}; expected {len(rows)} answers")
     for row, text, answer in zip(rows, completions, answers, strict=True):
@@ -145,7 +144,3 @@ def checked_steps(
 
 def _sample(task: Task, prompts: Sequence[Prompt], row: int) -> str:
     return f"task {task.name!r}, sample {row}: prompt {prompts[row].text[:120]!r}"
-
-
-def _raised(task: Task, what: str, error: BaseException) -> str:
-    return f"{where(error, source_file(type(task)))}: {what} raised {type(error).__name__}: {error}"

@@ -1,22 +1,25 @@
 """The user's reward functions: their names, what they take, and how they are called, side by side and for so long at most.
 
-Knows nothing of prompts or of what an answer means.
+Each call is given copies: a function that changes a list changes it for nobody else, in this call or a later one. Knows nothing
+of prompts or of what an answer means.
 """
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_grpo.tasks.imported import source_file
+from jax_grpo.config.imported import source_file
+from jax_grpo.tasks.copies import copied
 
 Function = Callable[..., Any]
 
 
-class Reward(NamedTuple):
+class RewardFunction(NamedTuple):
     """A function under the name of its component."""
 
     name: str
@@ -60,14 +63,14 @@ class Reward(NamedTuple):
         return [each.name for each in self.parameters() if each.kind in kinds and each.default is each.empty]
 
 
-def named(functions: Sequence[Function]) -> list[Reward]:
+def named(functions: Sequence[Function]) -> list[RewardFunction]:
     """Functions under names of their own: `reward`, and `reward_2` where two are called so."""
-    rewards: dict[str, Reward] = {}
+    rewards: dict[str, RewardFunction] = {}
     for function in functions:
         base = getattr(function, "__name__", type(function).__name__)
         names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
         name = next(name for name in names if name not in rewards)
-        rewards[name] = Reward(name, function)
+        rewards[name] = RewardFunction(name, function)
     return list(rewards.values())
 
 
@@ -82,19 +85,20 @@ class Calls:
         self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def answers(self, rewards: Sequence[Reward], arguments: Mapping[str, Any]) -> dict[str, concurrent.futures.Future]:
-        """What each function answered or raised, by name: plain functions one after another, then coroutines together.
+    def answers(
+        self, rewards: Sequence[RewardFunction], arguments: Mapping[str, Any]
+    ) -> Iterator[tuple[RewardFunction, concurrent.futures.Future]]:
+        """Each function with what it answered or raised: plain functions one after another, then coroutines together.
+
+        An answer is given before the next plain function is called, which may write into the same array.
 
         Raises:
             TimeoutError: names the first that has not answered in time.
         """
-        futures: dict[str, concurrent.futures.Future] = {}
-        for reward in sorted(rewards, key=lambda reward: reward.is_async):
-            futures[reward.name] = self._start(reward, arguments)
+        for reward in rewards:
             if not reward.is_async:
-                self._wait([reward], futures)
-        self._wait([reward for reward in rewards if reward.is_async], futures)
-        return futures
+                yield from self._wait([(reward, self._start(reward, arguments))])
+        yield from self._wait([(reward, self._start(reward, arguments)) for reward in rewards if reward.is_async])
 
     def close(self) -> None:
         """Ends the event loop."""
@@ -102,29 +106,44 @@ class Calls:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
-    def _wait(self, rewards: Sequence[Reward], futures: Mapping[str, concurrent.futures.Future]) -> None:
-        concurrent.futures.wait([futures[reward.name] for reward in rewards], self._timeout_s)
-        for reward in rewards:
-            if not futures[reward.name].done():
-                futures[reward.name].cancel()
+    def _wait(
+        self, started: Sequence[tuple[RewardFunction, concurrent.futures.Future]]
+    ) -> Iterator[tuple[RewardFunction, concurrent.futures.Future]]:
+        concurrent.futures.wait([future for _, future in started], self._timeout_s)
+        for reward, future in started:
+            if not future.done():
+                future.cancel()
                 raise TimeoutError(f"{reward.place} has not answered within task.timeout_s {self._timeout_s:g} s")
+            yield reward, future
 
-    def _start(self, reward: Reward, arguments: Mapping[str, Any]) -> concurrent.futures.Future:
-        taken = reward.taken(arguments)
-        if reward.is_async:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(reward.function(**taken), self._loop)
+    def _start(self, reward: RewardFunction, arguments: Mapping[str, Any]) -> concurrent.futures.Future:
+        taken = {name: value if callable(value) else copied(value) for name, value in reward.taken(arguments).items()}
         future: concurrent.futures.Future = concurrent.futures.Future()
 
-        def run() -> None:
+        @contextlib.contextmanager
+        def answering() -> Iterator[None]:
             try:
-                future.set_result(reward.function(**taken))
+                yield
             except concurrent.futures.InvalidStateError:  # cancelled: it answered after its time
                 pass
-            except BaseException as error:  # whatever it raises is told by who waits
-                future.set_exception(error)
+            except BaseException as error:  # who waits for it reports it; a SystemExit would end the event loop
+                with contextlib.suppress(concurrent.futures.InvalidStateError):
+                    future.set_exception(error)
 
-        threading.Thread(target=run, daemon=True).start()
+        def run() -> None:
+            with answering():
+                future.set_result(reward.function(**taken))
+
+        async def wait_for() -> None:
+            with answering():
+                future.set_result(await reward.function(**taken))
+
+        if not reward.is_async:
+            threading.Thread(target=run, daemon=True).start()
+            return future
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        waiting = asyncio.run_coroutine_threadsafe(wait_for(), self._loop)
+        future.add_done_callback(lambda done: done.cancelled() and waiting.cancel())
         return future

@@ -6,16 +6,24 @@ what is left finds every number as soon as N < 2^T. Between the two lies only wh
 
 import random
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from jax_grpo.config.tasks import TaskConfig
-from jax_grpo.positions.position import Position
+from jax_grpo.config.tasks import EpisodicSettings
 from jax_grpo.tasks.base import Prompt, stack, with_overrides
 from jax_grpo.tasks.episodes import Episode, EpisodicTask
 from jax_grpo.tasks.stop import number_stop
 
 WEIGHTS = {"found": 1.0, "sooner": 0.5, "number": 0.2}
+
+
+class GuessSettings(EpisodicSettings):
+    """`guess`: the toy of several turns."""
+
+    guess_numbers: Annotated[int, Field(ge=2, le=9)] = 7
+    """Guess task: the hidden number is one of 1 to this."""
 
 
 class Hidden:
@@ -48,15 +56,15 @@ class GuessTask(EpisodicTask):
     found: the number was guessed.  sooner: the share of guesses that were left.  number: the share that were numbers in range.
     """
 
-    name = "guess"
+    name, noun, reads, Settings = "guess", "prompts", "positions", GuessSettings
 
-    def __init__(self, config: TaskConfig):
-        self._most, self._guesses = config.guess_numbers, config.episode.turns if config.episode else 1
-        self.component_weights = with_overrides(self.name, WEIGHTS, config.rewards)
+    def __init__(self, settings: GuessSettings):
+        self._most, self._guesses = settings.guess_numbers, settings.episode.turns if settings.episode else 1
+        self.component_weights = with_overrides(self.name, WEIGHTS, settings.rewards)
         self.stop_rule, self.answers = number_stop(), [str(number + 1) for number in range(self._most)]
 
-    def prompt(self, position: Position, seed: int) -> Prompt:
-        """The same text for all; the position only counts the prompts."""
+    def prompt(self, row: Any, seed: int) -> Prompt:
+        """The same text for all; the row only counts the prompts."""
         return Prompt(f"1-{self._most}:", 0, answer=str(random.Random(f"guess/{seed}").randint(1, self._most)))
 
     def reset(self, prompt: Prompt) -> Hidden:

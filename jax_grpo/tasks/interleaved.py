@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_grpo.positions.table import Rows
+from jax_grpo.prompts.table import Rows
 
 
-class Asked(NamedTuple):
+class TableRow(NamedTuple):
     """A row, and the name of the table that it is of."""
 
     table: str
     row: Any
 
 
-class Interleaved(Rows[Asked]):
+class Interleaved(Rows[TableRow]):
     """Row `i` is of one of the tables, by shares that every beginning of the sequence keeps to within a row or two.
 
     It ends when the table that takes longest has been gone through once; the others begin again meanwhile.
@@ -45,6 +45,6 @@ class Interleaved(Rows[Asked]):
     def __len__(self) -> int:
         return len(self._row)
 
-    def row(self, index: int) -> Asked:
+    def row(self, index: int) -> TableRow:
         name = self._names[self._table[index]]
-        return Asked(name, self._tables[name][int(self._row[index])])
+        return TableRow(name, self._tables[name][int(self._row[index])])

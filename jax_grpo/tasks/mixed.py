@@ -1,14 +1,15 @@
 """Several tasks in one batch: each prompt is one task's, with its stop rule, its cap and its rewards.
 
 Components carry their task's name (`policy/legal`) and are 0 for other tasks' prompts; `<task>/reward` is a task's own weighted
-sum, of weight 0. Which task asks about a position is a function of the prompt's seed, so a share is met on average; but a
-position that comes with a move and its outcome is the environment task's. Tasks with a source of their own (`tasks.interleaved`)
+sum, of weight 0. Which task asks about a row is a function of the prompt's seed, so a share is met on average; but a
+row that a task claims is that task's. Tasks with a source of their own (`tasks.interleaved`)
 take turns with those in their shares, each going through its own rows.
 """
 
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,24 +17,26 @@ import numpy as np
 from jax_grpo.config import ConfigError
 from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.config.tasks import MixturePart
-from jax_grpo.positions.position import Position
-from jax_grpo.tasks.base import Logged, Prompt, Task, TrainerState, total_reward
-from jax_grpo.tasks.interleaved import Asked, Interleaved
+from jax_grpo.tasks.base import Component, Logged, Prompt, Task, TrainerState, as_component, total_reward
+from jax_grpo.tasks.interleaved import Interleaved, TableRow
 from jax_grpo.tasks.stop import union
 
 SHARED = "prompts.source"  # whose rows the tasks without a source of their own draw from
 
 
-class MixedTask(Task):
+class MixedTask(Task[Any]):
     """See the module; tasks by name, with the share and cap of each by the same names."""
 
-    name = "mixed"
+    name, reads = "mixed", "positions"
 
     def __init__(self, tasks: Mapping[str, Task], parts: Mapping[str, MixturePart]):
         self._tasks, self._parts = tasks, parts
-        self._shared = [name for name, part in parts.items() if part.own_source is None]  # ask about rows of `SHARED`
+        self._shared = [name for name, part in parts.items() if part.source is None]  # ask about rows of `SHARED`
         rule, offsets = union([task.stop_rule for task in tasks.values()])
         self.stop_rule, self._offsets = rule, dict(zip(tasks, offsets, strict=True))
+        self.headlines = list(dict.fromkeys(each for task in tasks.values() for each in task.headlines))
+        self.shown = list(dict.fromkeys(each for task in tasks.values() for each in task.shown))
+        self.has_suites = any(task.has_suites for task in tasks.values())
         self.answers = [answer for task in tasks.values() for answer in task.answers]
         self.component_weights = {
             f"{name}/{component}": weight
@@ -43,25 +46,27 @@ class MixedTask(Task):
         self.begin(TrainerState(0, 0), ())
 
     def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
-        """The positions of `prompts.source`, or they and the rows of the tasks' own sources, in turn."""
-        sources = {name: part.own_source for name, part in self._parts.items() if part.own_source is not None}
-        shared = self._shared
-        for name in shared:
-            if self._tasks[name].reads != "positions":
+        """The positions of `prompts.source`, or they and the rows of the parts' own sources, in turn."""
+        sources = {name: part.source for name, part in self._parts.items() if part.source is not None}
+        for name in self._shared:
+            if self._tasks[name].reads == "prompts":
                 raise ConfigError(
                     f"task.mixture.{name} reads prompts and has no source; expected task.mixture.{name}.source"
                 )
+        rows = {name for name, task in self._tasks.items() if task.reads == "prompts"}
+        none = {"template": None, "chat_template_kwargs": {}}
+        bare = prompts.model_copy(update=none) if rows else prompts  # for what reads no file of prompts
         if not sources:
             return super().read(prompts, seed, cache)
-        if not shared and prompts.source != PromptsConfig().source:
+        if not self._shared and prompts.source != PromptsConfig().source:
             raise ConfigError(
                 f"prompts.source is {prompts.source!r}, but each task of the mixture has a source of its own"
             )
-        tables = {SHARED: super().read(prompts, seed, cache)} if shared else {}
-        shares = {SHARED: sum(self._parts[name].share for name in shared)} if shared else {}
+        tables = {SHARED: super().read(bare, seed, cache)} if self._shared else {}
+        shares = {SHARED: sum(self._parts[name].share for name in self._shared)} if self._shared else {}
         for name, source in sources.items():
-            asked = prompts.model_copy(update={"source": source, "format": "auto"})
-            tables[name], shares[name] = self._tasks[name].read(asked, seed, cache), self._parts[name].share
+            own = (prompts if name in rows else bare).model_copy(update={"source": source})
+            tables[name], shares[name] = self._tasks[name].read(own, seed, cache), self._parts[name].share
         return Interleaved(tables, shares)
 
     def begin(self, state: TrainerState, completion_ids: Sequence[Sequence[int]]) -> None:
@@ -69,6 +74,23 @@ class MixedTask(Task):
 
     def logged(self) -> Logged:
         return self._logged
+
+    def require_weights(self, weights: str | None) -> None:
+        for task in self._tasks.values():
+            task.require_weights(weights)
+
+    def model_settings(self) -> dict[str, Any]:
+        return {key: value for task in self._tasks.values() for key, value in task.model_settings().items()}
+
+    def sample_fields(self, prompt: Prompt, completion: str) -> dict[str, Any]:
+        return self._tasks[prompt.task].sample_fields(prompt, completion)
+
+    def save_pictures(self, folder: Path, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Path]:
+        pairs, pictures = list(zip(prompts, completions, strict=True)), []
+        for name, task in self._tasks.items():
+            if own := [pair for pair in pairs if pair[0].task == name]:
+                pictures += task.save_pictures(folder, *zip(*own, strict=True))
+        return pictures
 
     def code(self) -> list[Any]:
         return [each for task in self._tasks.values() for each in task.code()]
@@ -81,43 +103,52 @@ class MixedTask(Task):
         for task in self._tasks.values():
             task.close()
 
-    def prompt(self, row: Any, seed: int) -> Prompt:  # pyright: ignore[reportIncompatibleMethodOverride]
-        name, row = row if isinstance(row, Asked) else (SHARED, row)
+    def prompt(self, row: Any, seed: int) -> Prompt:
+        return self._prompt(row, seed, "prompt")
+
+    def heldout_prompt(self, row: Any, seed: int) -> Prompt:
+        return self._prompt(row, seed, "heldout_prompt")
+
+    def _prompt(self, row: Any, seed: int, method: str) -> Prompt:
+        """What the method of the task that is about the row returns."""
+        name, row = row if isinstance(row, TableRow) else (SHARED, row)
         if name == SHARED:
-            name = self._drawn(row, seed)
-        prompt = self._tasks[name].prompt(row, seed)
+            name = self._task_of(row, seed)
+        prompt: Prompt = getattr(self._tasks[name], method)(row, seed)
+        caps = [cap for cap in (prompt.max_new_tokens, self._parts[name].max_new_tokens) if cap is not None]
         return dataclasses.replace(
             prompt,
             start_state=prompt.start_state + self._offsets[name],
             task=name,
-            max_new_tokens=self._parts[name].max_new_tokens,
+            max_new_tokens=min(caps, default=None),
         )
 
-    def _drawn(self, position: Position, seed: int) -> str:
-        """The task that asks about a position."""
-        drawn = random.Random(f"task/{seed}")  # not the stream that the task itself draws from
-        (name,) = drawn.choices(self._shared, [self._parts[name].share for name in self._shared])
-        return "environment" if position.move is not None and "environment" in self._shared else name
+    def _task_of(self, row: Any, seed: int) -> str:
+        """The task that is about a row of the shared source."""
+        rng = random.Random(f"task/{seed}")  # not the stream that the task itself draws from
+        (name,) = rng.choices(self._shared, [self._parts[name].share for name in self._shared])
+        return next((other for other in self._shared if self._tasks[other].claims(row)), name)
 
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
-        scores = {name: np.zeros(len(prompts), np.float32) for name in self.component_weights}
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, Component]:
+        count = len(prompts)
+        scores = {name: Component(np.zeros(count, np.float32), np.ones(count, bool)) for name in self.component_weights}
         for name, task in self._tasks.items():
             rows = [row for row, prompt in enumerate(prompts) if prompt.task == name]
             if not rows:
                 continue
             task.begin(self._state, [self._ids[row] for row in rows] if len(self._ids) else ())
-            components = task.score([prompts[row] for row in rows], [completions[row] for row in rows])
-            components = {**components, "reward": total_reward(components, task.component_weights)}
-            for component, values in components.items():
-                if np.ma.is_masked(values):
-                    scores[f"{name}/{component}"] = np.ma.masked_array(scores[f"{name}/{component}"])
-                scores[f"{name}/{component}"][rows] = values
-            self._keep(name, rows, len(prompts), task.logged())
+            scored = task.score([prompts[row] for row in rows], [completions[row] for row in rows])
+            components = {component: as_component(values) for component, values in scored.items()}
+            components["reward"] = as_component(total_reward(components, task.component_weights))
+            for component, own in components.items():
+                values_B, about_B = scores[f"{name}/{component}"]
+                values_B[rows], about_B[rows] = own
+            self._log(name, rows, count, task.logged())
         return scores
 
-    def _keep(self, name: str, rows: Sequence[int], count: int, said: Logged) -> None:
-        """What a task said, under its name; None for other tasks' completions."""
-        self._logged.metrics.update({f"{name}/{metric}": values for metric, values in said.metrics.items()})
-        for column, values in said.extras.items():
+    def _log(self, name: str, rows: Sequence[int], count: int, logged: Logged) -> None:
+        """Adds what a part logged, under its name; None for the completions of others."""
+        self._logged.metrics.update({f"{name}/{metric}": values for metric, values in logged.metrics.items()})
+        for column, values in logged.extras.items():
             own = dict(zip(rows, values, strict=True))
             self._logged.extras[f"{name}/{column}"] = [own.get(row) for row in range(count)]

@@ -8,27 +8,59 @@ every other column of the file (lists, one value a completion), `trainer_state` 
 its prompt is they, and its completion a list of one message of the assistant's, as in TRL.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator, Field
 
 from jax_grpo.config import ConfigError
+from jax_grpo.config.imported import imported, where
 from jax_grpo.config.loading import did_you_mean
-from jax_grpo.config.sections import PromptsConfig
-from jax_grpo.config.tasks import TaskConfig
-from jax_grpo.prompts.rows import PromptTable, Row
-from jax_grpo.tasks.base import Logged, Prompt, RewardError, Task, TrainerState, sample_text
-from jax_grpo.tasks.functions import Calls, Function, Reward, named
-from jax_grpo.tasks.imported import imported, where
+from jax_grpo.config.sections import Positive, PromptsConfig, Text
+from jax_grpo.config.tasks import Settings
+from jax_grpo.prompts.rows import PromptTable, Row, load_prompts
+from jax_grpo.tasks.base import Component, Logged, Prompt, RewardError, Task, TrainerState, component
+from jax_grpo.tasks.checked import sample_text
+from jax_grpo.tasks.copies import plain
+from jax_grpo.tasks.functions import Calls, Function, RewardFunction, named
 from jax_grpo.tasks.stop import text_stop, with_tokens
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")  # beside the columns
 
 
-class RewardsTask(Task):
+def _as_list(value: Any) -> Any:
+    """A single text as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
+class PromptsSettings(Settings):
+    """`prompts`: those of a file of yours, rewarded by functions of yours."""
+
+    rewards_from: Annotated[list[Text] | None, BeforeValidator(_as_list)] = None
+    """`prompts`: reward functions with TRL's signature, `my_module:reward` or `my_file.py:reward`, one or a list (TRL:
+    reward_funcs); see docs/extending.md."""
+    reward_weights: list[float] | None = None
+    """`prompts`: one for each function; null: 1 for each (TRL: reward_weights)."""
+    stop: list[Text] = Field(default=[])
+    """`prompts`: texts before which a completion ends; end-of-text always ends it (TRL: generation_kwargs stop_strings)."""
+    stop_tokens: list[Any] = Field(default=[])
+    """`prompts`: tokens that end a completion too, by their text or id, such as ["<|im_end|>", 198] (TRL: generation_kwargs
+    eos_token_id); they are trained on, and no part of the text."""
+    timeout_s: Positive = 60.0
+    """`prompts`: seconds after which a reward function counts as hanging, and the run ends."""
+
+    def _refusals(self) -> Iterator[str]:
+        for token in self.stop_tokens:
+            if isinstance(token, bool) or not isinstance(token, str | int) or token == "":
+                yield f"task.stop_tokens has {token!r}; expected texts of single tokens, or ids"
+        yield from super()._refusals()
+
+
+class RewardsTask(Task[Row]):
     """See the module; `functions` are given from Python, in the place of the config's `rewards_from`.
 
     Raises:
@@ -36,12 +68,11 @@ class RewardsTask(Task):
         ConfigError: there is no function, one cannot be called, or the weights are not one for each.
     """
 
-    name = "prompts"
-    reads = "prompts"
+    name, Settings = "prompts", PromptsSettings
 
-    def __init__(self, config: TaskConfig, functions: Sequence[Function] | None = None):
+    def __init__(self, settings: PromptsSettings, functions: Sequence[Function] | None = None):
         if functions is None:
-            functions = [imported(spec, "task.rewards_from") for spec in config.rewards_from or ()]
+            functions = [imported(spec, "task.rewards_from") for spec in settings.rewards_from or ()]
         if not functions:
             raise ConfigError(
                 "task.name prompts needs task.rewards_from, such as [rewards.py:reward]; or rewards=[...] from Python"
@@ -51,30 +82,36 @@ class RewardsTask(Task):
                 kind = type(function).__name__
                 raise ConfigError(f"task.rewards_from: {function!r:.80} is of type {kind}; expected a function")
         self._rewards = named(functions)
-        weights = [1.0] * len(functions) if config.reward_weights is None else config.reward_weights
+        weights = [1.0] * len(functions) if settings.reward_weights is None else settings.reward_weights
         if len(weights) != len(functions):
             names = ", ".join(reward.name for reward in self._rewards)
             raise ConfigError(f"task.reward_weights has {len(weights)} numbers; expected one for each of {names}")
         self.component_weights = {reward.name: weight for reward, weight in zip(self._rewards, weights, strict=True)}
-        self.stop_rule = with_tokens(text_stop(*config.stop), config.stop_tokens)
-        self._calls, self._timeout_s = Calls(config.timeout_s), config.timeout_s
+        self.stop_rule = with_tokens(text_stop(*settings.stop), settings.stop_tokens)
+        self._calls, self._timeout_s = Calls(settings.timeout_s), settings.timeout_s
         self.begin(TrainerState(0, 0), ())
 
     def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> PromptTable:
         """Rows of the user's file; a ConfigError where a column is missing or has the name of another argument."""
-        table: PromptTable = super().read(prompts, seed, cache)
+        table = load_prompts(prompts, self.chat)
         if clash := [name for name in table.columns if name in GIVEN]:
             raise ConfigError(
                 f"{prompts.source}: the column {clash[0]!r} has the name of an argument of rewards; rename it"
             )
         for reward in self._rewards:
+            try:
+                getattr(
+                    reward.function, "require", lambda: None
+                )()  # what it needs beside its arguments, such as a library
+            except ImportError as error:
+                raise ConfigError(f"{reward.place}: {error}") from None
             if missing := [name for name in reward.required() if name not in (*GIVEN, *table.columns)]:
                 have = ", ".join(table.columns) or "no other than prompt"
                 hint = did_you_mean(missing[0], table.columns)
                 raise ConfigError(f"{reward.place} needs the column {missing[0]!r}; {prompts.source} has {have}.{hint}")
         return table
 
-    def prompt(self, row: Row, seed: int) -> Prompt:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def prompt(self, row: Row, seed: int) -> Prompt:
         return Prompt(row.prompt, 0, columns=row.columns, messages=row.messages)
 
     def begin(self, state: TrainerState, completion_ids: Sequence[Sequence[int]]) -> None:
@@ -89,19 +126,19 @@ class RewardsTask(Task):
     def close(self) -> None:
         self._calls.close()
 
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, np.ndarray]:
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> dict[str, Component]:
+        values: dict[str, Component] = {}
         try:
-            answers = self._calls.answers(self._rewards, self._arguments(prompts, completions, self._ids))
+            for reward, answer in self._calls.answers(self._rewards, self._arguments(prompts, completions, self._ids)):
+                if (error := answer.exception()) is not None:
+                    raise RewardError(self._blame(reward, error, prompts, completions)) from error
+                values[reward.name] = _numbers(reward, answer.result(), prompts, completions)
         except TimeoutError as error:
             raise RewardError(str(error)) from None
-        values: dict[str, np.ndarray] = {}
-        for reward in self._rewards:
-            if (error := answers[reward.name].exception()) is not None:
-                raise RewardError(self._blame(reward, error, prompts, completions)) from error
-            values[reward.name] = _numbers(reward, answers[reward.name].result(), prompts, completions)
-        about_B = np.any([~np.ma.getmaskarray(x_B) for x_B in values.values()], axis=0)
-        if not about_B.all():
-            row = int(np.argmin(about_B))
+        values = {name: values[name] for name in self.component_weights}
+        rewarded_B = np.any([one.about_B for one in values.values()], axis=0)
+        if not rewarded_B.all():
+            row = int(np.argmin(rewarded_B))
             raise RewardError(
                 f"task.rewards_from: every function returned None; expected a number from one of {', '.join(values)}. "
                 f"{sample_text(prompts, completions, row)}"
@@ -118,29 +155,28 @@ class RewardsTask(Task):
             text if prompt.messages is None else [{"role": "assistant", "content": text}]
             for prompt, text in zip(prompts, completions, strict=True)
         ]
-        said = (asked, answered, ids, self._state, self._log_metric, self._log_extra)
-        return given | dict(zip(GIVEN, said, strict=True))
+        others = (asked, answered, ids, self._state, self._log_metric, self._log_extra)
+        return given | dict(zip(GIVEN, others, strict=True))
 
     def _blame(
-        self, reward: Reward, error: BaseException, prompts: Sequence[Prompt], completions: Sequence[str]
+        self, reward: RewardFunction, error: BaseException, prompts: Sequence[Prompt], completions: Sequence[str]
     ) -> str:
-        """What is told of an exception: file, line, and the sample that raises it alone, where one is found in time."""
-        said = f"{where(error, reward.file)}: {reward.name} raised {type(error).__name__}: {error}"
+        """An exception in words: file, line, and the sample that raises it alone, where one does within the time limit."""
+        message = f"{where(error, reward.file)}: {reward.name} raised {type(error).__name__}: {error}"
         began, everything = time.monotonic(), self._ids
         for row in range(len(prompts)):
             one = slice(row, row + 1)
             self._ids = everything[one]
             try:
-                (alone,) = self._calls.answers(
-                    [reward], self._arguments(prompts[one], completions[one], self._ids)
-                ).values()
+                arguments = self._arguments(prompts[one], completions[one], self._ids)
+                ((_, alone),) = self._calls.answers([reward], arguments)
             except TimeoutError:
                 break
             if alone.exception() is not None:
-                return f"{said}. {sample_text(prompts, completions, row)}"
+                return f"{message}. {sample_text(prompts, completions, row)}"
             if time.monotonic() - began > self._timeout_s:
                 break
-        return f"{said}; it does so on the batch of {len(prompts)}, on none of its samples alone"
+        return f"{message}; it does so on the batch of {len(prompts)}, on none of its samples alone"
 
     def _log_metric(self, name: str, value: float) -> None:
         self._logged.metrics.setdefault(name, []).append(float(value))
@@ -149,21 +185,32 @@ class RewardsTask(Task):
         if len(values) != len(self._ids):
             expected = f"expected one for each of {len(self._ids)} completions"
             raise ValueError(f"log_extra({column!r}) was given {len(values)} values; {expected}")
-        self._logged.extras[column] = list(values)
+        self._logged.extras[column] = [plain(value) for value in values]  # now: the function may change them later
 
 
-def _numbers(reward: Reward, answer: Any, prompts: Sequence[Prompt], completions: Sequence[str]) -> np.ndarray:
-    """What a function answered, float32 [B], masked where it is None."""
+def _numbers(reward: RewardFunction, answer: Any, prompts: Sequence[Prompt], completions: Sequence[str]) -> Component:
+    """The component of what a function returned. Raises RewardError: it is no list of finite numbers and None."""
     count = len(prompts)
     if isinstance(answer, str | bytes | Mapping) or not hasattr(answer, "__len__"):
         raise RewardError(f"{reward.place} returned {answer!r:.80}; expected a list of {count} numbers")
     if len(answer) != count:
         raise RewardError(f"{reward.place} returned {len(answer)} values; expected one for each of {count} completions")
     values = list(answer)
-    for row, value in enumerate(values):
-        if value is not None and not (hasattr(value, "__float__") and math.isfinite(value)):
+    with np.errstate(over="ignore"):  # beyond float32 it is an infinity
+        rewards = component([None if value is None else _number(value) for value in values])
+    for row, number in enumerate(rewards.values_B):
+        if not math.isfinite(number):
             sample = sample_text(prompts, completions, row)
-            raise RewardError(f"{reward.place} returned {value!r:.80}; expected a finite number or None. {sample}")
-    with np.errstate(over="ignore"):  # an infinity is refused by who asks
-        numbers = np.array([0 if value is None else float(value) for value in values], np.float32)
-    return np.ma.masked_array(numbers, [value is None for value in values])
+            raise RewardError(
+                f"{reward.place} returned {values[row]!r:.80}; expected a finite number or None. {sample}"
+            )
+    return rewards
+
+
+def _number(value: Any) -> float:
+    """A number, or the only one of an array; NaN: it is none."""
+    with contextlib.suppress(ArithmeticError, RuntimeError, TypeError, ValueError):
+        only = value.item() if hasattr(value, "item") else value
+        if hasattr(only, "__float__"):
+            return float(only)
+    return math.nan

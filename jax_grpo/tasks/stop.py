@@ -16,7 +16,7 @@ class Vocabulary(Protocol):
     """What the lift needs of a tokenizer."""
 
     vocab_size: int
-    eos_id: int
+    eos_ids: tuple[int, ...]
 
     def token_bytes(self) -> list[bytes]: ...
 
@@ -58,7 +58,7 @@ class StopRule:
             table_SV[:, ids] = self.transitions_SB[table_SV[:, ids], bytes_at]
         for stop in self.tokens:
             table_SV[stop.begin : stop.end, [tokenizer.token_id(token) for token in stop.tokens]] = self.accept
-        table_SV[:, tokenizer.eos_id] = self.accept
+        table_SV[:, list(tokenizer.eos_ids)] = self.accept
         return table_SV
 
     def text(self, ids: Sequence[int], start_state: int, tokenizer: Vocabulary) -> str:
@@ -110,7 +110,7 @@ def with_tokens(rule: StopRule, tokens: Sequence[str | int]) -> StopRule:
     return dataclasses.replace(rule, tokens=(StopTokens(tuple(tokens), 0, rule.accept),)) if tokens else rule
 
 
-def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:
+def automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *, include: bool = True) -> StopRule:
     """The rule whose last state accepts: a state goes to its `default` on a byte without an arrow.
 
     Arrows are (state, characters, state that they lead to); `include`: characters that lead to the last one belong to the text.
@@ -124,53 +124,16 @@ def _automaton(default: Sequence[int], arrows: Sequence[tuple[int, str, int]], *
     return StopRule(transitions_SB, len(default) - 1, includes_SB)
 
 
-# States of the policy rule.
-SEEKING, SEEN_B, SPACES, _FROM_RANK, _TO_FILE, _TO_RANK, _PROMOTION, _ACCEPT = range(8)
-FILES, RANKS, INNER_RANKS, PROMOTIONS = "abcdefgh", "12345678", "234567", "qrbn"
-ANY = "".join(map(chr, range(256)))
-
-
-@functools.cache
-def policy_stop() -> StopRule:
-    """After the move that follows `B:`.
-
-    `SEEKING` looks for `B:` (full prompts start there); `SPACES` is right after it (reduced prompts start there). A move
-    to an inner rank ends at its fourth character. One to rank 1 or 8 may promote, so the next character decides; it is
-    part of the text only if it is a promotion letter. Anything that cannot continue a move stops at once, excluded.
-    """
-    return _automaton(
-        [SEEKING, SEEKING, *[_ACCEPT] * 6],
-        [
-            (SEEKING, "B", SEEN_B),
-            (SEEN_B, "B", SEEN_B),
-            (SEEN_B, ":", SPACES),
-            (SPACES, " ", SPACES),
-            (SPACES, FILES, _FROM_RANK),
-            (_FROM_RANK, RANKS, _TO_FILE),
-            (_TO_FILE, FILES, _TO_RANK),
-            (_TO_RANK, INNER_RANKS, _ACCEPT),
-            (_TO_RANK, "18", _PROMOTION),
-            (_PROMOTION, PROMOTIONS, _ACCEPT),
-        ],
-    )
-
-
-@functools.cache
-def environment_stop() -> StopRule:
-    """After the first character of the fourth `+`-separated field, which is a single flag; nothing after it counts."""
-    return _automaton([0, 1, 2, 4, 4], [(0, "+", 1), (1, "+", 2), (2, "+", 3), (3, ANY, 4)])
-
-
 @functools.cache
 def word_stop() -> StopRule:
     """Before the first space or line break."""
-    return _automaton([0, 1], [(0, " \n", 1)], include=False)
+    return automaton([0, 1], [(0, " \n", 1)], include=False)
 
 
 @functools.cache
 def number_stop() -> StopRule:
     """After the first digit, blanks before it left aside; before anything else."""
-    return _automaton([1, 1], [(0, " ", 0), (0, "0123456789", 1)])
+    return automaton([1, 1], [(0, " ", 0), (0, "0123456789", 1)])
 
 
 @functools.cache

@@ -35,60 +35,66 @@ function componentCharts() {
   const found = RUNS.flatMap((run) => Object.keys(run.series)).map((name) => name.match(/^reward\/(.+)\/mean$/)).filter(Boolean);
   const names = [...new Set(found.map((match) => match[1]))].sort();
   const series = names.map((name) => [`reward/${name}/mean`, name]);
-  if (RUNS.length === 1) return [{ title: "Reward components", unit: "mean before weights", series }];
-  return series.map((one) => ({ title: `Reward: ${one[1]}`, unit: "mean before weights", series: [one] }));
+  if (RUNS.length === 1) return [{ title: "Reward components", axis: "mean before weights", series }];
+  return series.map((one) => ({ title: `Reward: ${one[1]}`, axis: "mean before weights", series: [one] }));
 }
 
-// title, unit, series: [metric, label]; `held`: metrics of the held-out evaluations, drawn as points; `exact`: no noise to smooth
+// title, axis: what its values are and their unit; series: [metric, label]; `held`: metrics of the held-out evaluations, which come
+// first; `lead`: the reward, larger than the others; `exact`: no noise to smooth
+const HELD = (name) => [[`eval/greedy/${name}`, "greedy"], [`eval/sampled/${name}`, "sampled"]];
+const REWARD = { title: "Reward", axis: "reward", lead: true, series: [["reward/mean", "reward"]], held: HELD("reward") };
 const CHARTS = [
-  { title: "Reward", unit: "iteration mean; points: held-out", series: [["reward/mean", "reward"]],
-    held: [["eval/greedy/reward", "greedy"], ["eval/sampled/reward", "sampled"]] },
-  { title: "Legal moves", unit: "share; points: held-out", series: [["legal_move_rate", "legal"]],
-    held: [["eval/greedy/legal", "greedy"], ["eval/sampled/legal", "sampled"]] },
+  { title: "Legal moves", axis: "share of moves", series: [["legal_move_rate", "legal"]], held: HELD("legal") },
   ...componentCharts(),
-  { title: "KL to the reference", unit: "nats per token", series: [["kl/mean", "mean"], ["kl/p95", "95th percentile"]] },
-  { title: "Entropy", unit: "nats per token", series: [["entropy", "entropy"]] },
-  { title: "Clip fraction", unit: "share of tokens, last step of the iteration", series: [["clip_fraction/low", "low"], ["clip_fraction/high", "high"]] },
-  { title: "KL coefficient", unit: "beta", exact: true, series: [["beta", "beta"]] },
-  { title: "Ratio off 1", unit: "mean |ratio − 1| of tokens", series: [["ratio/deviation", "last step"], ["ratio/first_deviation", "first step"]] },
-  { title: "Gradient norm", unit: "before clipping", series: [["grad_norm", "norm"]] },
-  { title: "Loss", unit: "minus the surrogate objective, plus KL", series: [["loss", "loss"], ["policy_loss", "policy"]] },
-  { title: "Learning rate", unit: "of the last step", exact: true, series: [["learning_rate", "rate"]] },
-  { title: "Groups without signal", unit: "all completions earn the same", series: [["groups_without_signal", "groups"]] },
-  { title: "Groups drawn for a batch", unit: "refill: all, and those without signal", series: [["refill/drawn", "drawn"], ["refill/without_signal", "without signal"]] },
-  { title: "Prompts by the curriculum", unit: "known so far; solved; never passed", series: [["curriculum/known", "known"], ["curriculum/retired", "solved"], ["curriculum/never_passed", "never passed"]] },
-  { title: "Thrown away by refill", unit: "tokens of completions", series: [["refill/discarded_tokens", "discarded"], ["refill/unused_tokens", "generated ahead, not needed"]] },
-  { title: "Completion length", unit: "tokens", series: [["completion_length/mean", "mean"]] },
-  { title: "Cut at the cap, distinct", unit: "share of completions", series: [["truncated_fraction", "cut"], ["completions/distinct", "distinct in a group"]] },
-  { title: "Sampling against training", unit: "difference of log-probabilities, nats", series: [["logp_mismatch/mean", "mean"], ["logp_mismatch/max", "largest"]] },
+  { title: "KL to the reference", axis: "nats per token", series: [["kl/mean", "mean"], ["kl/p95", "95th percentile"]] },
+  { title: "Entropy", axis: "nats per token", series: [["entropy", "entropy"]] },
+  { title: "Clip fraction", axis: "share of tokens, last step", series: [["clip_fraction/low", "low"], ["clip_fraction/high", "high"]] },
+  { title: "KL coefficient", axis: "beta", exact: true, series: [["beta", "beta"]] },
+  { title: "Ratio off 1", axis: "mean |ratio − 1| of tokens", series: [["ratio/deviation", "last step"], ["ratio/first_deviation", "first step"]] },
+  { title: "Gradient norm", axis: "norm before clipping", series: [["grad_norm", "norm"]] },
+  { title: "Loss", axis: "minus the objective, plus KL", series: [["loss", "loss"], ["policy_loss", "policy"]] },
+  { title: "Learning rate", axis: "of the last step", exact: true, series: [["learning_rate", "rate"]] },
+  { title: "Groups without signal", axis: "groups of equal rewards", series: [["groups_without_signal", "groups"]] },
+  { title: "Groups drawn for a batch", axis: "groups", series: [["refill/drawn", "drawn"], ["refill/without_signal", "without signal"]] },
+  { title: "Prompts by the curriculum", axis: "prompts", series: [["curriculum/known", "known"], ["curriculum/retired", "solved"], ["curriculum/never_passed", "never passed"]] },
+  { title: "Thrown away by refill", axis: "tokens of completions", series: [["refill/discarded_tokens", "discarded"], ["refill/unused_tokens", "generated ahead, not needed"]] },
+  { title: "Completion length", axis: "tokens", series: [["completion_length/mean", "mean"]] },
+  { title: "Cut at the cap, distinct", axis: "share of completions", series: [["truncated_fraction", "cut"], ["completions/distinct", "distinct in a group"]] },
+  { title: "Sampling against training", axis: "log-probabilities apart, nats", series: [["logp_mismatch/mean", "mean"], ["logp_mismatch/max", "largest"]] },
 ];
 const RESOURCES = [
-  { title: "Time of an iteration", unit: "seconds", series: [["time/iteration", "iteration"]] },
-  { title: "Generation", unit: "tokens per second", series: [["tokens_per_second", "tokens/s"]] },
-  { title: "Memory, peak so far", unit: "bytes", exact: true, series: [["memory/host_peak_bytes", "process"], ["memory/device_peak_bytes", "device"]] },
+  { title: "Time of an iteration", axis: "seconds", series: [["time/iteration", "iteration"]] },
+  { title: "Generation", axis: "tokens per second", series: [["tokens_per_second", "tokens/s"]] },
+  { title: "Memory, peak so far", axis: "bytes", exact: true, series: [["memory/host_peak_bytes", "process"], ["memory/device_peak_bytes", "device"]] },
 ];
+const FLAT = 1e-3; // share of its largest value within which a curve says nothing that the value does not
 const cursors = []; // of every chart: moved together
 let smoothing = 0.8;
 
-// One chart's lines: colour says the run where there are several, else the metric; then the dash says the metric.
+// One chart's lines, held-out ones first: colour says the run where there are several, else the metric; then the dash says the metric.
 function linesOf(spec) {
   const lines = [];
   RUNS.forEach((run, r) => {
-    const many = RUNS.length > 1;
+    const many = RUNS.length > 1, held = (spec.held || []).filter(([metric]) => run.evaluations[metric]);
+    held.forEach(([metric, label], h) => {
+      const points = run.evaluations[metric];
+      lines.push({ label: `${many ? runName(run) + " " : ""}held-out ${label}`, color: color(many ? r : h), dash: h ? "5 3" : "",
+        x: points.map((p) => p[0]), y: points.map((p) => p[1]), dots: true, filled: h === 0 });
+    });
     spec.series.forEach(([metric, label], m) => {
       const values = run.series[metric];
       if (!values || !known(values).length) return;
-      lines.push({ label: many ? `${runName(run)}${spec.series.length > 1 ? " " + label : ""}` : label, color: color(many ? r : m),
-        dash: many ? DASHES[m % 4] : "", x: run.iterations, y: values, dots: false });
-    });
-    (spec.held || []).forEach(([metric, label], h) => {
-      const points = run.evaluations[metric];
-      if (points) lines.push({ label: `${many ? runName(run) + " " : ""}held-out ${label}`, color: color(many ? r : h + 1), dash: "",
-        x: points.map((p) => p[0]), y: points.map((p) => p[1]), dots: true, filled: h === 0 });
+      lines.push({ label: many ? `${runName(run)}${spec.series.length > 1 ? " " + label : ""}` : label, behind: held.length > 0,
+        color: color(many ? r : m + held.length), dash: many ? DASHES[m % 4] : "", x: run.iterations, y: values });
     });
   });
   return lines;
 }
+
+const flat = (lines) => lines.every((line) => {
+  const values = known(line.y), top = Math.max(...values.map(Math.abs));
+  return Math.max(...values) - Math.min(...values) <= Math.max(FLAT * top, 1e-6);
+});
 
 function smooth(values) {
   let total = 0, weight = 0;
@@ -108,10 +114,10 @@ function ticks(low, high, count) {
   return out;
 }
 
-const W = 380, H = 210, LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 22;
+const LEFT = 62, RIGHT = 12, TOP = 10, BOTTOM = 38;
 
 function chart(spec) {
-  const lines = linesOf(spec);
+  const lines = linesOf(spec), [W, H] = spec.lead && innerWidth > 700 ? [RUNS.length > 1 ? 1240 : 760, 330] : [380, 226];
   if (!lines.length) return null;
   const xs = lines.flatMap((line) => line.x), ys = lines.flatMap((line) => known(line.y));
   const x0 = xs.reduce((a, b) => Math.min(a, b)), x1 = Math.max(x0 + 1, xs.reduce((a, b) => Math.max(a, b)));
@@ -120,12 +126,14 @@ function chart(spec) {
   [y0, y1] = [y0 >= 0 && y0 <= (y1 - y0) * 0.5 ? 0 : y0 - room, y1 + room];
   const X = (x) => LEFT + ((x - x0) / (x1 - x0)) * (W - LEFT - RIGHT), Y = (y) => H - BOTTOM - ((y - y0) / (y1 - y0)) * (H - TOP - BOTTOM);
   const summary = lines.map((line) => { const v = known(line.y); return `${line.label}: from ${show(v[0])} to ${show(v[v.length - 1])}`; }).join("; ");
-  const svg = make("svg:svg", { viewBox: `0 0 ${W} ${H}`, role: "img", tabindex: "0", "aria-label": `${spec.title}, ${spec.unit}. ${summary}` });
+  const svg = make("svg:svg", { viewBox: `0 0 ${W} ${H}`, role: "img", tabindex: "0", "aria-label": `${spec.title}, ${spec.axis}. ${summary}` });
   for (const t of ticks(y0, y1, 4)) {
     svg.append(make("svg:line", { class: "axis", x1: LEFT, x2: W - RIGHT, y1: Y(t), y2: Y(t) }));
     svg.append(make("svg:text", { x: LEFT - 5, y: Y(t) + 4, "text-anchor": "end" }, show(t)));
   }
-  for (const t of ticks(x0, x1, 5).filter(Number.isInteger)) svg.append(make("svg:text", { x: X(t), y: H - 6, "text-anchor": "middle" }, String(t)));
+  for (const t of ticks(x0, x1, 5).filter(Number.isInteger)) svg.append(make("svg:text", { x: X(t), y: H - BOTTOM + 15, "text-anchor": "middle" }, String(t)));
+  svg.append(make("svg:text", { class: "axis-name", x: (LEFT + W - RIGHT) / 2, y: H - 5, "text-anchor": "middle" }, "iteration"),
+    make("svg:text", { class: "axis-name", transform: `translate(12 ${(H - BOTTOM + TOP) / 2}) rotate(-90)`, "text-anchor": "middle" }, spec.axis));
   const drawn = make("svg:g");
   const cursor = make("svg:line", { class: "cursor", y1: TOP, y2: H - BOTTOM });
   svg.append(drawn, cursor);
@@ -137,6 +145,7 @@ function chart(spec) {
     drawn.replaceChildren();
     for (const line of lines) {
       if (line.dots) {
+        drawn.append(make("svg:path", { class: "curve", d: path(line, line.y), style: `stroke:${line.color};stroke-dasharray:${line.dash || "none"}` }));
         line.y.forEach((v, i) => drawn.append(make("svg:circle", { cx: X(line.x[i]), cy: Y(v), r: 4, style: `fill:${line.filled ? line.color : "var(--card)"};stroke:${line.color};stroke-width:2` })));
         continue;
       }
@@ -144,13 +153,13 @@ function chart(spec) {
       if (smoothed) drawn.append(make("svg:path", { class: "raw", d: path(line, line.y), style: `stroke:${line.color}` }));
       const d = path(line, smoothed ? smooth(line.y) : line.y);
       if (line.y.length === 1) drawn.append(make("svg:circle", { cx: X(line.x[0]), cy: Y(line.y[0]), r: 3, style: `fill:${line.color}` }));
-      drawn.append(make("svg:path", { class: "curve", d, style: `stroke:${line.color};stroke-dasharray:${line.dash || "none"}` }));
+      drawn.append(make("svg:path", { class: line.behind ? "curve behind" : "curve", d, style: `stroke:${line.color};stroke-dasharray:${line.dash || "none"}` }));
     }
   };
   draw();
   const tip = make("div", { class: "tip", role: "status" });
-  const card = make("figure", { class: "card chart", style: "margin:0", "data-chart": spec.title },
-    make("figcaption", {}, make("h3", {}, spec.title + " ", make("span", { class: "unit" }, spec.unit))), svg, tip);
+  const card = make("figure", { class: spec.lead ? "card chart lead" : "card chart", style: "margin:0", "data-chart": spec.title },
+    make("figcaption", {}, make("h3", {}, spec.title)), svg, tip);
   const mark = (line) => line.dots ? make("b", { style: `border-color:${line.color};background:${line.filled ? line.color : "none"}` })
     : make("i", { style: `border-color:${line.color};border-top-style:${line.dash ? "dashed" : "solid"}` });
   if (lines.length > 1) card.append(make("div", { class: "legend" }, ...lines.map((line) => make("span", {}, mark(line), line.label))));
@@ -192,6 +201,8 @@ function chart(spec) {
   return card;
 }
 
+const axisOf = (values) => make("div", { class: "heights" }, ...values.map((value) => make("span", {}, show(value))));
+
 // ---- histograms over time -------------------------------------------------------------------------------------------------------
 
 function heatmap(run, name, data) {
@@ -224,24 +235,39 @@ function heatmap(run, name, data) {
   });
   canvas.addEventListener("pointerleave", () => { tip.style.visibility = "hidden"; });
   return make("figure", { class: "card chart", style: "margin:0", "data-histogram": name },
-    make("figcaption", {}, make("h3", {}, name.replace(/^reward\//, "") + " ", make("span", { class: "unit" }, `${RUNS.length > 1 ? runName(run) + ", " : ""}${show(data.low)} (bottom) to ${show(data.high)} (top)`))),
-    canvas, tip, make("div", { class: "ends" }, make("span", {}, `iteration ${data.iterations[0]}`), make("span", {}, String(data.last))));
+    make("figcaption", {}, make("h3", {}, name.replace(/^reward\//, "") + " ", make("span", { class: "unit" }, RUNS.length > 1 ? runName(run) : ""))),
+    make("div", { class: "plot" }, make("span", { class: "side" }, "value"), axisOf([data.high, (data.low + data.high) / 2, data.low]), canvas,
+      make("div", { class: "ends" }, ...[data.iterations[0], "iteration", data.last].map((text) => make("span", {}, String(text))))), tip);
 }
 
 // ---- completions ------------------------------------------------------------------------------------------------------------------
 
-function sampleCard(sample) {
-  const card = make("article", { class: `card ${sample.board ? "board" : "text"}` });
-  if (sample.board) {
-    const holder = make("div", { role: "img", "aria-label": sample.board.label });
-    holder.innerHTML = sample.board.svg; // chess.svg's own markup of a parsed position
-    card.append(holder, make("p", {}, sample.board.label));
+// The completions of one group that are shown, under its prompt; the board has the first one's move.
+function groupCard(samples, board) {
+  const { prompt, group } = samples[0], judged = samples.some((sample) => sample.advantage !== null);
+  const card = make("article", { class: `card ${board ? "board" : "text"}` }, make("h3", {}, `group ${group}`));
+  if (board) {
+    const holder = make("div", { role: "img", "aria-label": board.label });
+    holder.innerHTML = board.svg; // chess.svg's own markup of a parsed position
+    card.append(holder, make("p", {}, board.label));
   }
-  card.append(make("p", { class: "mono" }, make("span", { class: "prompt" }, sample.prompt), make("strong", {}, sample.completion)));
-  card.append(make("div", { class: "chips" }, make("span", { class: "reward" }, `reward ${show(sample.reward)}`),
-    ...Object.entries(sample.components).map(([name, value]) => make("span", {}, `${name} ${show(value)}`))));
+  const names = [...new Set(samples.flatMap((sample) => Object.keys(sample.components)))];
+  const row = (cells, kind) => make("tr", {}, ...cells.map((cell) => make(kind, {}, cell)));
+  card.append(make("p", { class: "unit" }, "prompt"), make("p", { class: "mono prompt" }, prompt), make("div", { class: "scroll" }, make("table", { class: "numbers" },
+    make("thead", {}, row(["completion", "reward", ...(judged ? ["advantage"] : []), ...names], "th")),
+    make("tbody", {}, ...samples.map((sample) => row([make("strong", { class: "mono" }, sample.completion), show(sample.reward),
+      ...(judged ? [show(sample.advantage)] : []), ...names.map((name) => show(sample.components[name]))], "td"))))));
   return card;
 }
+
+const ORDERS = {
+  "by group": (a, b) => a.group - b.group,
+  "highest reward first": (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity),
+  "lowest reward first": (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity),
+  "highest advantage first": (a, b) => (b.advantage ?? -Infinity) - (a.advantage ?? -Infinity),
+  "lowest advantage first": (a, b) => (a.advantage ?? Infinity) - (b.advantage ?? Infinity),
+};
+const SIDES = { "any advantage": () => true, "advantage above 0": (s) => s.advantage > 0, "advantage below 0": (s) => s.advantage < 0 };
 
 function completions(run) {
   const box = make("div");
@@ -250,31 +276,72 @@ function completions(run) {
     box.append(make("p", { class: "hint" }, "None recorded (logging.samples_every is 0, or an older run)."));
     return box;
   }
-  const boards = make("div", { class: "boards" });
-  const select = make("select", { "aria-label": `Iteration of the completions of ${runName(run)}` },
-    ...run.samples.map((record, i) => make("option", { value: i }, `iteration ${record.iteration}`)));
-  const fill = () => boards.replaceChildren(...run.samples[select.value].samples.map(sampleCard));
-  select.value = run.samples.length - 1;
-  select.addEventListener("change", fill);
+  const boards = make("div", { class: "boards" }), count = make("span", { class: "hint", role: "status" });
+  const choice = (label, options) => make("select", { "aria-label": `${label} of the completions of ${runName(run)}` },
+    ...options.map((text, i) => make("option", { value: i }, text)));
+  const iteration = choice("Iteration", run.samples.map((record) => `iteration ${record.iteration}`));
+  const groups = [...new Set(run.samples.flatMap((record) => record.samples.map((sample) => sample.group)))].sort((a, b) => a - b);
+  const group = choice("Group", ["all groups", ...groups.map((g) => `group ${g}`)]), order = choice("Order", Object.keys(ORDERS));
+  const side = choice("Advantage", Object.keys(SIDES));
+  const least = make("input", { type: "number", step: "any", placeholder: "reward from", "aria-label": `Least reward of the completions of ${runName(run)}` });
+  const fill = () => {
+    const all = run.samples[iteration.value].samples;
+    const shown = all.filter((s) => (group.value === "0" || s.group === groups[group.value - 1]) && Object.values(SIDES)[side.value](s)
+      && (least.value === "" || s.reward >= Number(least.value))).sort(Object.values(ORDERS)[order.value]);
+    count.textContent = ` ${shown.length} of ${all.length}`;
+    const cards = new Map(); // in the order of their first completions
+    for (const sample of shown) cards.set(sample.group, [...(cards.get(sample.group) || []), sample]);
+    const boardOf = (g) => all.find((s) => s.group === g).board; // of the group's first one
+    boards.replaceChildren(...[...cards].map(([g, samples]) => groupCard(samples, boardOf(g))));
+  };
+  iteration.value = run.samples.length - 1;
+  const controls = [iteration, group, order, ...(run.samples.some((r) => r.samples.some((s) => s.advantage !== null)) ? [side] : []), least];
+  controls.forEach((control) => control.addEventListener("input", fill));
   fill();
-  box.append(select, boards);
+  box.append(make("div", { class: "controls" }, ...controls, count), boards);
   return box;
 }
 
 // ---- head, health, time, settings ---------------------------------------------------------------------------------------------------
 
+const lastTen = (run, metric) => mean(known((run.series[metric] || []).slice(-10)));
+const firstTen = (run, metric) => mean(known((run.series[metric] || []).slice(0, 10)));
+const seconds = (run) => known(run.series["time/iteration"] || []).reduce((a, b) => a + b, 0) * run.step;
+
 function facts(run) {
-  const last = (metric) => mean(known((run.series[metric] || []).slice(-10)));
-  const held = (metric, form) => { const p = run.evaluations[metric]; return p ? [p[0], ...p.slice(1).slice(-1)].map((point) => form(point[1])).join(" → ") : null; };
-  const seconds = known(run.series["time/iteration"] || []).reduce((a, b) => a + b, 0) * run.step;
-  return [
-    ["iterations", String(run.iterations[run.iterations.length - 1] + 1)],
-    ["reward, last ten", show(last("reward/mean"))],
-    ["held-out legal, greedy", held("eval/greedy/legal", percent)],
-    ["held-out reward, sampled", held("eval/sampled/reward", show)],
-    ["KL, last ten", show(last("kl/mean"))],
-    ["iterations took", duration(seconds)],
-  ].filter(([, value]) => value !== null);
+  return [["iterations", String(run.iterations[run.iterations.length - 1] + 1)], ["task", run.config["task.name"]],
+    ["weights", run.config["model.weights"]], ["iterations took", duration(seconds(run))]].filter(([, value]) => value !== undefined);
+}
+
+// [label, start, end] of a run; held-out scores first, the reward's above all.
+const ORDER = (name) => (name.endsWith("/reward") ? 0 : 1);
+const HELD_OUT = [...new Set(RUNS.flatMap((run) => Object.keys(run.evaluations)))].sort((a, b) => ORDER(a) - ORDER(b) || a.localeCompare(b));
+const TRAINED = [["reward/mean", "training reward"], ["legal_move_rate", "legal moves"], ["kl/mean", "KL, nats per token"], ["entropy", "entropy, nats per token"],
+  ["completion_length/mean", "completion length, tokens"], ["time/iteration", "seconds an iteration"]];
+const SCORES = [
+  ...HELD_OUT.map((name) => ({ label: `held-out ${name.split("/").slice(2).join("/")}, ${name.split("/")[1]}`, main: ORDER(name) === 0,
+    of: (run) => { const p = run.evaluations[name]; return p ? [p[0][1], p[p.length - 1][1]] : [null, null]; } })),
+  ...TRAINED.map(([name, label]) => ({ label: `${label}, mean of ten`, main: true, of: (run) => [firstTen(run, name), lastTen(run, name)] })),
+].filter((score) => RUNS.some((run) => score.of(run)[1] !== null));
+const signed = (value) => (value > 0 ? "+" : "") + show(value);
+
+// Of one run from the start to the end; of several the ends, and how each differs from the first run's.
+function scores() {
+  const many = RUNS.length > 1, ends = RUNS.map((run) => `${runName(run)}, after ${run.iterations[run.iterations.length - 1] + 1}`);
+  const head = many ? ["", ...ends, ...RUNS.slice(1).map((run) => `${runName(run)} − ${runName(RUNS[0])}`)] : ["", "start", "end", "change"];
+  const row = (score) => {
+    const pairs = RUNS.map(score.of), first = many ? pairs[0][1] : pairs[0][0], change = (value) => (value === null || first === null ? "–" : signed(value - first));
+    const cells = many ? [...pairs.map((p) => show(p[1])), ...pairs.slice(1).map((p) => change(p[1]))] : [show(first), show(pairs[0][1]), change(pairs[0][1])];
+    return make("tr", {}, make("th", { scope: "row" }, score.label), ...cells.map((cell) => make("td", {}, cell)));
+  };
+  const tableOf = (some) => make("div", { class: "scroll" }, make("table", { class: "numbers", "data-table": "scores" },
+    make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, ...some.map(row))));
+  const rest = SCORES.filter((score) => !score.main);
+  const asked = ["evaluation.positions", "evaluation.source", "prompts.source", "task.name"];
+  const apart = asked.filter((key) => new Set(RUNS.map((run) => run.config[key])).size > 1);
+  return make("div", { class: "card" }, make("h3", {}, many ? "Final scores" : "From start to end"),
+    apart.length ? make("p", { class: "hint" }, `Not of the same held-out prompts: ${apart.join(", ")} differ.`) : null, tableOf(SCORES.filter((score) => score.main)),
+    rest.length ? make("details", {}, make("summary", {}, `Held-out components (${rest.length})`), tableOf(rest)) : null);
 }
 
 function timing() {
@@ -289,7 +356,9 @@ function timing() {
     const total = parts.reduce((sum, part) => sum + part[1], 0) || 1;
     const words = parts.map(([name, s]) => `${name} ${show(s)} s`).join(", ");
     if (RUNS.length > 1) box.append(make("p", { class: "unit" }, runName(run)));
+    const marks = ticks(0, total, 5).filter((t) => t <= total);
     box.append(make("div", { class: "bar", role: "img", "aria-label": words }, ...parts.map(([name, s, c]) => make("span", { style: `width:${(100 * s) / total}%;background:${c}`, title: `${name}: ${show(s)} s` }))),
+      make("div", { class: "scale", "aria-hidden": "true" }, ...marks.map((t) => make("span", { style: `left:${(100 * t) / total}%` }, `${show(t)} s`))),
       make("div", { class: "legend" }, ...parts.map(([name, s, c]) => make("span", {}, make("i", { style: `border-color:${c}` }), `${name} ${show(s)} s (${percent(s / total)})`))));
   }
   return box;
@@ -317,15 +386,21 @@ function settings() {
 }
 
 function page() {
-  document.title = RUNS.map(runName).join(", ") + " – jax_grpo report";
   RUNS.forEach((run, r) => byId("runs").append(make("li", { class: "card" },
-    make("div", { class: "name" }, RUNS.length > 1 ? make("i", { class: "swatch", style: `border-color:${color(r)}` }) : null, runName(run)),
+    RUNS.length > 1 ? make("div", { class: "name" }, make("i", { class: "swatch", style: `border-color:${color(r)}` }), runName(run)) : null,
     make("dl", { class: "facts" }, ...facts(run).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))))));
   for (const run of RUNS) for (const finding of run.health)
     byId("health").append(make("p", { class: "finding" }, `${RUNS.length > 1 ? runName(run) + ", " : ""}iteration ${finding.iteration}: ${finding.line}`));
   const watched = RUNS.filter((run) => !run.missing.includes("health.jsonl"));
   if (watched.length && !RUNS.some((run) => run.health.length)) byId("health").append(make("p", { class: "healthy" }, "✓ The health checks found nothing wrong."));
-  byId("charts").append(...CHARTS.map(chart).filter(Boolean));
+  byId("result").classList.toggle("many", RUNS.length > 1);
+  byId("result").append(...[chart(REWARD), scores()].filter(Boolean));
+  const drawn = [[], []]; // those that move, and those that do not
+  for (const spec of CHARTS) { const lines = linesOf(spec); if (lines.length) drawn[Number(flat(lines))].push([chart(spec), spec, lines]); }
+  byId("charts").append(...drawn[0].map(([node]) => node));
+  const still = drawn[1].map(([, spec, lines]) => `${spec.title} ${show(known(lines[0].y).at(-1))}`).join("; ");
+  if (still) byId("flat").append(make("summary", {}, `Flat (${drawn[1].length}): `, make("span", { class: "unit" }, still)), make("div", { class: "grid" }, ...drawn[1].map(([node]) => node)));
+  else byId("flat").remove();
   const maps = RUNS.flatMap((run) => Object.entries(run.histograms).map(([name, data]) => heatmap(run, name, data)));
   byId("histograms").append(...(maps.length ? maps : [make("p", { class: "hint" }, "None recorded (an older run).")]));
   byId("completions").append(...RUNS.map(completions));

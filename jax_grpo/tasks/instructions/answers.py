@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax_grpo.tasks.instructions.catalogue import asked, follows
+from jax_grpo.tasks.instructions.catalogue import follows, instructions_of
 from jax_grpo.tasks.instructions.formats import RESPONSES
 from jax_grpo.tasks.instructions.lengths import PARAGRAPH
 from jax_grpo.tasks.instructions.vocabulary import ADJECTIVES, TOPICS
@@ -19,7 +19,7 @@ TRIES, LONGEST = 50, 40  # texts that are begun, and sentences that are added to
 
 def answer(row: Mapping[str, Any], seed: int | str) -> str:
     """A text that follows every instruction of a row of `generate.draw`, strictly; the same for the same arguments."""
-    instructions = asked(row["instruction_id_list"], row["kwargs"], "the row")
+    instructions = instructions_of(row["instruction_id_list"], row["kwargs"], "the row")
     arguments = {one.identifier: dict(one.arguments) for one in instructions}
     topic = row["prompt"].split(".")[0].split()[-1]
     rng = random.Random(f"{seed} {row['prompt']}")
@@ -118,5 +118,5 @@ SHAPES: Mapping[str, Callable[[random.Random, Sequence[str], Mapping[str, Any]],
 
 
 def _shaped(rng: random.Random, segments: Sequence[str], arguments: Mapping[str, Any]) -> str:
-    asked_for = next((identifier for identifier in SHAPES if identifier in arguments), None)
-    return SHAPES[asked_for](rng, segments, arguments[asked_for]) if asked_for else segments[0]
+    shape = next((identifier for identifier in SHAPES if identifier in arguments), None)
+    return SHAPES[shape](rng, segments, arguments[shape]) if shape else segments[0]

@@ -1,7 +1,6 @@
 """What an instruction's arguments must be, and the error where one is not. Knows neither instructions nor texts."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -59,7 +58,9 @@ def parsed(where: str, given: Mapping[str, Any] | None, kinds: Mapping[str, Kind
     values = {name: value for name, value in (given or {}).items() if value is not None}
     for name, value in values.items():
         if name not in kinds:
-            raise BadInstruction(f"{where}: has no argument {name} (it is {value!r}); expected {named(kinds)}")
+            raise BadInstruction(
+                f"{where}: has no argument {name} (it is {value!r}); expected {', '.join(kinds) or 'none'}"
+            )
     for name, kind in kinds.items():
         if name not in values:
             raise BadInstruction(f"{where}: {name} is missing; expected {kind.expected}")
@@ -67,17 +68,6 @@ def parsed(where: str, given: Mapping[str, Any] | None, kinds: Mapping[str, Kind
             raise BadInstruction(f"{where}: {name} is {values[name]!r}; expected {kind.expected}")
         values[name] = value
     return values
-
-
-def named(names: Collection[str]) -> str:
-    """The names in a row, or that there are none."""
-    return ", ".join(names) or "none"
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """` Did you mean ...?`, or nothing."""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 def related(count: int, relation: str, threshold: int) -> bool:

@@ -26,9 +26,9 @@ def lesson(seed: int | str, followed: float = FOLLOWED) -> Lesson:
     Those it was not written for it may follow by chance. The same for the same arguments.
     """
     row, rng = draw(f"lesson {seed}"), random.Random(f"followed {seed}")
-    kept = [number for number in range(len(row["kwargs"])) if rng.random() < followed]
-    part = {key: [row[key][number] for number in kept] for key in ("instruction_id_list", "kwargs")}
-    return Lesson(prompt_text(row), answer(row | (part if kept else PLAIN), seed))
+    numbers = [number for number in range(len(row["kwargs"])) if rng.random() < followed]
+    part = {key: [row[key][number] for number in numbers] for key in ("instruction_id_list", "kwargs")}
+    return Lesson(prompt_text(row), answer(row | (part if numbers else PLAIN), seed))
 
 
 def texts(count: int) -> Iterable[str]:

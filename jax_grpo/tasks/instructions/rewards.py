@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_grpo.tasks.instructions.catalogue import CATALOGUE, Asked, asked, follows, follows_loosely
+from jax_grpo.tasks.instructions.catalogue import CATALOGUE, follows, follows_loosely, instructions_of
 
 COMPONENTS = ("strict", "loose", "share")
 
@@ -24,13 +24,8 @@ def score(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> dict
     Raises BadInstruction: an instruction cannot be checked.
     """
     instructions = [
-        asked(row["instruction_id_list"], row["kwargs"], f"row {number}") for number, row in enumerate(rows)
+        instructions_of(row["instruction_id_list"], row["kwargs"], f"row {number}") for number, row in enumerate(rows)
     ]
-    return score_asked(instructions, completions)
-
-
-def score_asked(instructions: Sequence[Sequence[Asked]], completions: Sequence[str]) -> dict[str, np.ndarray]:
-    """`score` of instructions that are checked."""
     pairs = list(zip(instructions, completions, strict=True))
     strict = [[follows(text, one) for one in row] for row, text in pairs]
     loose = [all(follows_loosely(text, one) for one in row) for row, text in pairs]
@@ -49,7 +44,7 @@ Completion = str | Sequence[Mapping[str, str]]  # a text, or the messages of a c
 def followed(component: str) -> Callable[..., list[float | None]]:
     """A reward function with TRL's signature that gives a component of `score`; None where the row has no such instruction.
 
-    `log_metric`, where the trainer has one, is told the mean of each type.
+    `log_metric`, where the trainer has one, is given the mean of each type.
     """
 
     def reward(

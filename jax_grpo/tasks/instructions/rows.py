@@ -1,7 +1,7 @@
 """Rows of prompts with instructions, in IFEval's JSON lines: read, checked and written. Knows no texts and no rewards.
 
 A row is {"prompt", "instruction_id_list", "kwargs"}, the latter a list of arguments, one mapping an instruction; `key` and other
-columns are kept.
+columns stay as they are.
 """
 
 import json
@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jax_grpo.config.files import parsed_json
 from jax_grpo.tasks.instructions.arguments import BadInstruction
-from jax_grpo.tasks.instructions.catalogue import asked
+from jax_grpo.tasks.instructions.catalogue import instructions_of
 
 
 def read_rows(path: str | Path, *, leave_out: Iterable[str] = ()) -> list[dict[str, Any]]:
@@ -23,7 +24,7 @@ def read_rows(path: str | Path, *, leave_out: Iterable[str] = ()) -> list[dict[s
         if line.strip():
             row = _row(line, f"{path}: line {number}")
             if not omitted.intersection(row["instruction_id_list"]):
-                asked(row["instruction_id_list"], row["kwargs"], f"{path}: line {number}")
+                instructions_of(row["instruction_id_list"], row["kwargs"], f"{path}: line {number}")
                 rows.append(row)
     if not rows:
         raise BadInstruction(
@@ -34,7 +35,7 @@ def read_rows(path: str | Path, *, leave_out: Iterable[str] = ()) -> list[dict[s
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parsed_json(line)
     except ValueError as error:  # an undecodable byte is one too
         raise BadInstruction(f"{where}: is not JSON: {error}") from None
     kinds = (
@@ -48,8 +49,8 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         )
     for name, kind, expected in kinds:
         if not isinstance(row.get(name), kind):
-            found = f"is {row[name]!r:.80}" if name in row else "is missing"
-            raise BadInstruction(f"{where}: {name} {found}; expected {expected}")
+            problem = f"is {row[name]!r:.80}" if name in row else "is missing"
+            raise BadInstruction(f"{where}: {name} {problem}; expected {expected}")
     return row
 
 

@@ -1,0 +1,156 @@
+"""What stands beside configs/arithmetic.yaml in docs/arithmetic.md: scores, answers side by side, and two peers.
+
+    python docs/experiments/arithmetic.py score --weights runs/arithmetic
+    python docs/experiments/arithmetic.py answers --before smollm2-135m-instruct --after runs/arithmetic
+    python docs/experiments/arithmetic.py supervised --minutes 4 --out runs/arithmetic_sft
+    python docs/experiments/arithmetic.py trl --steps 30 --out runs/arithmetic_trl
+
+Not part of the package. `supervised` trains on the same questions with their right answers, `trl` on the same rewards with TRL,
+both from the same weights; each writes a Hugging Face folder that `score` reads. `score` asks all questions of heldout.jsonl.
+"""
+
+import argparse
+import json
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import jax_grpo
+from jax_grpo.config.files import weights_directory
+from jax_grpo.prompts.chat import ChatTemplate
+from jax_grpo.rewards import last_number
+
+DATA = Path("configs/arithmetic")
+BASE, NEW_TOKENS, TEMPERATURE, RATE, SEED = "smollm2-135m-instruct", 16, 0.7, 1e-5, 0
+UNTRAINED = (  # kinds that nothing here trains
+    ("What is 123 + 456? Answer with the number only.", 579),
+    ("Tom has 3 apples and buys 4 more. How many apples has he? Answer with the number only.", 7),
+)
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
+
+
+def generate(weights: str, questions: list[str], temperature: float) -> list[str]:
+    template = ChatTemplate(BASE)
+    texts = [template.render([{"role": "user", "content": question}]) for question in questions]
+    policy = jax_grpo.load_named(weights)
+    return policy.generate(texts, max_new_tokens=NEW_TOKENS, temperature=temperature, seed=SEED)
+
+
+def share(answers: list[str], wanted: list[int]) -> float:
+    return sum(float(one or 0) for one in last_number(answers, wanted)) / len(wanted)
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Share of right answers on held-out questions, of one digit, of two, of three, and of word problems."""
+    rng = random.Random(SEED)
+    sets = {
+        f"digits {n}": [(r["messages"][0]["content"], r["answer"]) for r in rows("heldout") if r["digits"] == n]
+        for n in (1, 2)
+    }
+    pairs = [(rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(100)]
+    sets["digits 3"] = [(f"What is {a} + {b}? Answer with the number only.", a + b) for a, b in pairs]
+    small = [(a, b) for a in range(1, 10) for b in range(1, 10)]
+    word = "Tom has {} apples and buys {} more. How many apples has he? Answer with the number only."
+    sets["word problems"] = [(word.format(a, b), a + b) for a, b in small]
+    for name, questions in sets.items():
+        texts, wanted = [text for text, _ in questions], [answer for _, answer in questions]
+        shares = [share(generate(arguments.weights, texts, temperature), wanted) for temperature in (0.0, TEMPERATURE)]
+        print(f"{name}: greedy {shares[0]:.3f}, sampled {shares[1]:.3f} of {len(texts)}", flush=True)
+
+
+def answers(arguments: argparse.Namespace) -> None:
+    """Markdown: ten questions, and the greedy answer of either model."""
+    held = {row["messages"][0]["content"]: row for row in rows("heldout")}.values()
+    asked = [row for n, count in ((1, 5), (2, 3)) for row in [row for row in held if row["digits"] == n][:count]]
+    questions = [row["messages"][0]["content"] for row in asked] + [question for question, _ in UNTRAINED]
+    before, after = (generate(weights, questions, 0.0) for weights in (arguments.before, arguments.after))
+    print("| question | before | after |\n|---|---|---|")
+    for question, *texts in zip(questions, before, after, strict=True):
+        print("|", " | ".join([question, *(" ".join(text.split()) for text in texts)]), "|")
+
+
+def supervised(arguments: argparse.Namespace) -> None:
+    """AdamW on the right answers' tokens for so many minutes, batches of 16 questions."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = weights_directory(BASE)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    questions, rng, step = rows("train"), random.Random(SEED), 0
+    end = time.monotonic() + 60 * arguments.minutes
+    while time.monotonic() < end:
+        losses = []
+        for row in rng.sample(questions, 16):
+            messages = [*row["messages"], {"role": "assistant", "content": str(row["answer"])}]
+            prompt = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False)
+            ids = tokenizer.apply_chat_template(messages, return_dict=False)
+            labels = [-100] * len(prompt) + ids[len(prompt) :]
+            losses.append(model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss)
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        step += 1
+        print(f"step {step}: loss {float(loss):.4f}", flush=True)
+    model.save_pretrained(arguments.out)
+    tokenizer.save_pretrained(arguments.out)
+
+
+def trl(arguments: argparse.Namespace) -> None:
+    """GRPO with TRL, settings of configs/arithmetic.yaml; prints the mean reward and the seconds of each step."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    folder = weights_directory(BASE)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    data = Dataset.from_list(
+        [{"prompt": r["messages"], "answer": r["answer"], "digits": r["digits"]} for r in rows("train")]
+    )
+    config = GRPOConfig(
+        output_dir=arguments.out, use_cpu=True, bf16=False, gradient_checkpointing=False, seed=arguments.seed,
+        per_device_train_batch_size=128, num_generations=8, max_completion_length=NEW_TOKENS, temperature=TEMPERATURE,
+        top_k=0, top_p=1.0, beta=0.0, loss_type="dapo", learning_rate=RATE, lr_scheduler_type="constant", warmup_steps=0,
+        adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0, max_grad_norm=1.0, max_steps=arguments.steps, disable_dropout=True,
+        logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=str(folder), reward_funcs=last_number, args=config, train_dataset=data, processing_class=tokenizer
+    )
+    began = time.monotonic()
+    trainer.train()
+    seconds = time.monotonic() - began
+    rewards = [round(line["reward"], 3) for line in trainer.state.log_history if "reward" in line]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(json.dumps({"rewards": rewards, "seconds": round(seconds, 1), "peak_gb": round(peak, 2)}))
+    trainer.save_model(arguments.out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    for command, options in (
+        (score, {"--weights": str}),
+        (answers, {"--before": str, "--after": str}),
+        (supervised, {"--minutes": float, "--out": str}),
+        (trl, {"--steps": int, "--out": str, "--seed": int}),
+    ):
+        sub = commands.add_parser(command.__name__, help=(command.__doc__ or "").splitlines()[0])
+        sub.set_defaults(run=command)
+        for option, kind in options.items():
+            sub.add_argument(
+                option, type=kind, required=option != "--seed", default=SEED if option == "--seed" else None
+            )
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

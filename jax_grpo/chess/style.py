@@ -1,0 +1,36 @@
+"""How a model of chess was taught to be asked for one move: as it always is, or in `own_side`'s way. Reads files; plays nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax_grpo.chess.settings import OWN_SIDE
+from jax_grpo.config.files import ADAPTER_CONFIG, is_adapter, is_checkpoint, read_settings, weights_directory
+from jax_grpo.run.files import read_manifest
+
+PROMPT_STYLE = "prompt_style"  # what config.json calls how a model is asked, where that is `OWN_SIDE`
+
+
+def find_style(weights: str) -> str:
+    """How weights that are there were taught to be asked for one move, by a checkpoint's config or config.json (of adapters,
+    theirs): `own_side` where they say so, else `best_move`.
+    """
+    folder = weights_directory(weights)
+    if is_checkpoint(folder):
+        tasks = tasks_of(read_manifest(folder).get("config", {}).get("task", {}))
+        style = OWN_SIDE if OWN_SIDE in [style for _, style in tasks] else None
+    else:
+        style = read_settings(folder / (ADAPTER_CONFIG if is_adapter(folder) else "config.json")).get(PROMPT_STYLE)
+    return OWN_SIDE if style == OWN_SIDE else "best_move"
+
+
+def tasks_of(section: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The tasks of a config's section `task`, as it stands in a file, each with its prompt style where it has one."""
+    parts = {name: part for name, part in (section.get("mixture") or {}).items() if part}
+    parts = parts or {section.get("name", "policy"): {}}
+    style = section.get(PROMPT_STYLE, "full")
+    return [(part.get("task", name), part.get(PROMPT_STYLE, style)) for name, part in parts.items()]
+
+
+def model_settings(style: str) -> dict[str, Any]:
+    """What config.json says of a model that was taught a prompt style; nothing of those that are asked as ever."""
+    return {PROMPT_STYLE: style} if style == OWN_SIDE else {}

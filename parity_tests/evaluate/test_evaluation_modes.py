@@ -1,0 +1,56 @@
+"""What `eval/greedy` and `eval/sampled` are of: the policy at its temperature, and each prompt within its own cap."""
+
+import dataclasses
+
+from conftest import config
+
+from jax_grpo.chess.positions.sources import read_packaged
+from jax_grpo.config import Config
+from jax_grpo.evaluate.during_training import Evaluator
+from jax_grpo.model.named import load_policy
+from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.tasks import make_task
+from torch_ref.evaluate import evaluate
+from torch_ref.options import Options
+from torch_ref.rollout import Texts
+from torch_ref.train import Trainer as TorchTrainer
+
+CHESS = Tokenizer.load("chess")
+SETTINGS = {"top_k": 1, "repetition_penalty": 3.0, "min_p": 0.9}  # sampled would be greedy, and greedy another
+
+
+def settings(temperature: float, **rollout) -> Config:
+    return config(
+        model={"tokenizer": "chess", "num_layers": 1, "hidden_size": 16, "max_position_embeddings": 96},
+        task={"name": "length"},
+        prompts={"source": "selfplay:1", "max_prompt_tokens": 80},
+        rollout={"temperature": temperature} | rollout,
+        evaluation={"positions": 8},
+    )
+
+
+def prompts(made: Config, own: int | None = None) -> list:
+    task = make_task(made.task)
+    asked = [task.prompt(position, seed) for seed, position in enumerate(read_packaged("heldout")[:8])]
+    return [dataclasses.replace(prompt, max_new_tokens=own) for prompt in asked]
+
+
+def by_jax(made: Config, own: int | None = None) -> dict[str, list[str]]:
+    policy = load_policy(made.model, 0, made.context())
+    return Evaluator(policy, make_task(made.task), prompts(made, own), made)(policy.params).completions
+
+
+def test_sampled_is_at_the_rollouts_temperature_and_a_prompts_own_cap_holds():
+    cold, hot, capped = by_jax(settings(1e-4)), by_jax(settings(3.0)), by_jax(settings(3.0), own=1)
+    assert cold["greedy"] == cold["sampled"] == hot["greedy"] != hot["sampled"]
+    whole, first = ([CHESS.encode(text) for text in texts["sampled"]] for texts in (hot, capped))
+    assert max(map(len, whole)) > 3 and max(map(len, first)) == 1, "of the same samples the first token"
+
+
+def test_the_reference_evaluates_without_what_draws_from_another_distribution():
+    trainer = TorchTrainer(settings(3.0), Options())
+    found = []
+    for made in (settings(3.0), settings(3.0, **SETTINGS)):
+        texts = Texts(trainer.texts.model, trainer.tokenizer, trainer.task, made)
+        found.append(evaluate(texts, prompts(made)))
+    assert found[0] == found[1] and found[0]["eval/greedy/length"] != found[0]["eval/sampled/length"]
