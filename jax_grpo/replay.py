@@ -24,9 +24,9 @@ from jax_grpo.batch import CACHED, Batch, CannotCut, FlatTokens
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.learning import AdvantageConfig, Learning
 from jax_grpo.mesh import require_one_device
-from jax_grpo.model.adapters import divided
-from jax_grpo.model.named import Model, Policy, load_model
 from jax_grpo.model.weights import WeightsError, to_hf
+from jax_grpo.policy.adapters import divided
+from jax_grpo.policy.named import Model, Policy, load_model
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.update import init_state, make_score, make_step
 

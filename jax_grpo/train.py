@@ -22,10 +22,10 @@ from jax_grpo.config.files import weights_directory
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
 from jax_grpo.mesh import processes
-from jax_grpo.model.named import adapter_of
-from jax_grpo.model.peft_files import save_adapters
 from jax_grpo.model.tokenizer import tokenizer_of
 from jax_grpo.model.weights import save_hf
+from jax_grpo.policy.named import adapter_of
+from jax_grpo.policy.peft_files import save_adapters
 from jax_grpo.prompts.dataset import Heldout, describe_rows, heldout_rows
 from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog

@@ -21,11 +21,11 @@ from jax_grpo.iteration.refill import batch_of, gated, is_full, is_last
 from jax_grpo.iteration.reward import Samples, rewarded
 from jax_grpo.memory.fit import explain_out_of_memory
 from jax_grpo.mesh import layout_of, processes, require_fitting
-from jax_grpo.model.adapters import divided, joined
-from jax_grpo.model.named import Policy, base_hash, load_policy
 from jax_grpo.model.tokenizer import tokenizer_of
 from jax_grpo.objective import beyond_guardrail
 from jax_grpo.optimiser import reference_copy
+from jax_grpo.policy.adapters import divided, joined
+from jax_grpo.policy.named import Policy, base_hash, load_policy
 from jax_grpo.programs import kl_across_a_move, make_programs, unscored, with_logps
 from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.rollout.episodes import Episodes, require_fitting_observations

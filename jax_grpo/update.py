@@ -21,10 +21,10 @@ from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.loss import TokenTerms, is_empty, metrics, token_terms
 from jax_grpo.mesh import ONE_DEVICE, Layout, Part
-from jax_grpo.model.adapters import joined
 from jax_grpo.model.layers import cast_matrices
 from jax_grpo.objective import adaptive_beta, applied_coefficient, next_coefficient
 from jax_grpo.optimiser import adamw, apply_adamw, moved_reference, offloaded, reference_copy, schedule
+from jax_grpo.policy.adapters import joined
 from jax_grpo.system.compilation import training_options
 
 

@@ -21,9 +21,9 @@ from jax_grpo.config import Config
 from jax_grpo.config.objectives import OBJECTIVES
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import from_hf
+from jax_grpo.policy.named import Policy
 from jax_grpo.replay import replay
 from torch_ref.compare import largest
 

@@ -25,9 +25,9 @@ from jax_grpo.config import load_config
 from jax_grpo.config.tasks import Windows
 from jax_grpo.memory.hlo import Module
 from jax_grpo.mesh import layout_of
-from jax_grpo.model.adapters import Adapter, attach, divided, linear_maps
 from jax_grpo.model.architecture import Rope
 from jax_grpo.model.decoder import Decoder
+from jax_grpo.policy.adapters import Adapter, attach, divided, linear_maps
 from jax_grpo.rollout import decoding
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate

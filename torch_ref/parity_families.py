@@ -21,7 +21,7 @@ import torch
 
 from jax_grpo.config import Config
 from jax_grpo.config.sections import ModelConfig
-from jax_grpo.model.named import Model, load_model
+from jax_grpo.policy.named import Model, load_model
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate
 from jax_grpo.rollout.sampling import Sampling

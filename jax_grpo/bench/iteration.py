@@ -102,8 +102,8 @@ def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
 
 def save_for_trl(sizes: str, to: str) -> None:
     """The policy that ours starts from, with its tokenizer, and `prompts.json`: the texts of the positions that it reads."""
-    from jax_grpo.model.named import load_policy
     from jax_grpo.model.weights import save_hf
+    from jax_grpo.policy.named import load_policy
 
     problem, folder = Problem._make(json.loads(sizes)), Path(to)
     config = config_of(problem)

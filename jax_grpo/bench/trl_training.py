@@ -90,7 +90,7 @@ def train(config: Config, folder: Path, peer: str, every: int) -> dict[str, Any]
 
 def evaluate(config: Config, folder: Path, peer: str, every: int) -> dict[str, Any]:
     """`scores` of every folder of weights, in the order of iterations, as a run's own evaluation makes them."""
-    from jax_grpo.model.named import load_policy
+    from jax_grpo.policy.named import load_policy
     from jax_grpo.prompts.dataset import heldout_rows
     from jax_grpo.train import make_evaluator
     from jax_grpo.trainer import Trainer

@@ -12,8 +12,8 @@ import numpy as np
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.evaluate import MODES
 from jax_grpo.mesh import ONE_DEVICE, Layout, processes
-from jax_grpo.model.named import Policy
 from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.policy.named import Policy
 from jax_grpo.rollout.episodes import Episodes, TaskPolicy
 from jax_grpo.rollout.generate import PromptTokens, completion_ids, decoding_settings, encode_prompts, make_generate
 from jax_grpo.rollout.sampling import Sampling

@@ -19,11 +19,11 @@ from jax_grpo.config import Config, earlier
 from jax_grpo.config.files import RUN_WEIGHTS, base_of, is_adapter, read_settings, weights_directory
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.export.recipe import recipe
-from jax_grpo.model.named import describe_model, load_named, read_checkpoint
-from jax_grpo.model.peft_files import save_adapters
 from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
 from jax_grpo.model.weights import WeightsError, load_hf, save_hf
 from jax_grpo.names import EVALUATIONS, STYLES, by_name
+from jax_grpo.policy.named import describe_model, load_named, read_checkpoint
+from jax_grpo.policy.peft_files import save_adapters
 from jax_grpo.report.records import read_records
 from jax_grpo.run.checkpoints import content_hash
 from jax_grpo.run.files import CheckpointError, is_checkpoint
@@ -35,8 +35,8 @@ CARD = Path(__file__).parents[1] / "assets" / "card.md"
 def export_hf(weights: str, out: Path, evaluation: Path | None = None) -> list[Path]:
     """Writes model.safetensors (float32, vocabulary unpadded), both configs, the tokenizer's files and README.md; returns them.
 
-    `weights` is a name of `model.named`; `out` is made, or replaced where it is an earlier export; `evaluation` is the folder of an
-    evaluation of these weights, for the card. Raises WeightsError: `out` has other files, or what was read back differs; and
+    `weights` is a name of `policy.named`; `out` is made, or replaced where it is an earlier export; `evaluation` is the folder of
+    an evaluation of these weights, for the card. Raises WeightsError: `out` has other files, or what was read back differs; and
     EvaluationError: `evaluation` is missing, or of other weights.
     """
     policy = load_named(weights)

@@ -20,12 +20,12 @@ from jax_grpo.config.files import weights_directory
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import during_training
 from jax_grpo.mesh import ONE_DEVICE, Layout, require_fitting, require_one_device
-from jax_grpo.model.adapters import divided, joined
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.named import build_model, random_architecture
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, tokenizer_of
 from jax_grpo.model.weights import read_config
 from jax_grpo.optimiser import reference_copy
+from jax_grpo.policy.adapters import divided, joined
+from jax_grpo.policy.named import build_model, random_architecture
 from jax_grpo.programs import make_programs, unscored, with_logps
 from jax_grpo.rollout.generate import EpisodeCache, Rollout
 from jax_grpo.run.files import is_checkpoint, read_manifest

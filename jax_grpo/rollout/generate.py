@@ -16,11 +16,11 @@ from flax import nnx
 from jax_grpo.config.sections import PROMPT_MULTIPLE
 from jax_grpo.mesh import ONE_DEVICE, Layout, Part
 from jax_grpo.mesh.tensor import by_heads
-from jax_grpo.model.adapters import merge
 from jax_grpo.model.attention import KV, EarlierTurns
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.layers import cast_matrices
 from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.policy.adapters import merge
 from jax_grpo.rollout.decoding import DecodeInputs, DecodingLoop, DecodingSettings
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.tasks.episodes import Episode

@@ -16,8 +16,8 @@ import numpy as np
 
 from jax_grpo.mesh import ONE_DEVICE, Layout
 from jax_grpo.mesh.processes import gathered
-from jax_grpo.model import named
 from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.policy import named
 from jax_grpo.rollout import generate
 from jax_grpo.rollout.generate import PromptTokens
 from jax_grpo.rollout.sampling import Sampling
@@ -164,7 +164,7 @@ class Generator:
 
 
 class Policy(named.Policy):
-    """See `model.named.Policy`, to which it adds `generate`."""
+    """See `policy.named.Policy`, to which it adds `generate`."""
 
     @functools.cached_property
     def _generators(self) -> dict[tuple, Generator]:
@@ -202,5 +202,5 @@ class Policy(named.Policy):
 
 
 def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> Policy:
-    """See `model.named.load_named`."""
+    """See `policy.named.load_named`."""
     return Policy(*named.load_named(name, tokenizer=tokenizer, context=context))

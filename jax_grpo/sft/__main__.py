@@ -26,11 +26,11 @@ from flax import nnx
 from jax_grpo.config import ConfigError, load_yaml
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.lm_head.materialised import token_logprobs
-from jax_grpo.model.named import GPT2_SIZES, load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import save_hf
 from jax_grpo.names import LESSONS, STYLES, by_name
 from jax_grpo.optimiser import decays
+from jax_grpo.policy.named import GPT2_SIZES, load_policy
 from jax_grpo.prompts.table import SourceError, UnsuitableRow
 from jax_grpo.sft.rows import INSTRUCTIONS, Row, Stage, batches, rows
 from jax_grpo.system.compilation import training_options
@@ -42,7 +42,7 @@ LOG_EVERY = 20  # steps between lines of `sft.jsonl`
 
 
 class SFTConfig(pydantic.BaseModel, extra="forbid", frozen=True):
-    """Config of the warm start. `weights` (see `model.named`) are continued from; otherwise the sizes make a new model.
+    """Config of the warm start. `weights` (see `policy.named`) are continued from; otherwise the sizes make a new model.
 
     `followed` is the share of its prompt's instructions that an answer follows.
     """

@@ -37,8 +37,8 @@ from jax_grpo.config.files import require_weights
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.statistics import Estimate, Z, bootstrap_mean, difference, mean, proportion, summarise
-from jax_grpo.model.named import load_policy
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, find_tokenizer
+from jax_grpo.policy.named import load_policy
 from jax_grpo.rollout.texts import Generator
 
 POSITIONS = read_packaged("heldout")[:60]

@@ -29,8 +29,8 @@ from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.files import weights_directory
 from jax_grpo.config.tasks import task_of
 from jax_grpo.export.__main__ import export_hf
-from jax_grpo.model.named import load_named
 from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.policy.named import load_named
 from jax_grpo.report.records import sample_rows
 from jax_grpo.tasks.base import as_component
 from jax_grpo.train import train

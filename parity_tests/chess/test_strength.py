@@ -33,8 +33,8 @@ from jax_grpo.config import load_config
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.config.tasks import task_of
 from jax_grpo.evaluate.statistics import cluster_bootstrap_mean, mean
-from jax_grpo.model.named import load_policy
 from jax_grpo.model.weights import save_hf
+from jax_grpo.policy.named import load_policy
 from jax_grpo.report.console import Console
 from jax_grpo.report.curves import curves
 from jax_grpo.tasks import make_task

@@ -26,9 +26,9 @@ from jax_grpo.chess.tasks.policy import parse_answer
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.named import load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import save_hf
+from jax_grpo.policy.named import load_policy
 from jax_grpo.rollout.sampling import Sampling
 from torch_ref.compare import difference
 

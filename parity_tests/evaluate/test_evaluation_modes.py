@@ -7,8 +7,8 @@ from conftest import config
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.config import Config
 from jax_grpo.evaluate.during_training import Evaluator
-from jax_grpo.model.named import load_policy
 from jax_grpo.model.tokenizer import Tokenizer
+from jax_grpo.policy.named import load_policy
 from jax_grpo.tasks import make_task
 from torch_ref.evaluate import evaluate
 from torch_ref.options import Options

@@ -28,9 +28,9 @@ from jax_grpo.evaluate import EvaluationError
 from jax_grpo.export import __main__ as export
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.named import describe_model, load_named
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import WeightsError, save_hf
+from jax_grpo.policy.named import describe_model, load_named
 from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.rollout.texts import Generator
 from torch_ref.compare import difference

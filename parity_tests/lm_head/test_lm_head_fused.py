@@ -18,7 +18,7 @@ from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import Tiling
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.named import load_policy
+from jax_grpo.policy.named import load_policy
 from jax_grpo.update import make_gradient
 from torch_ref.compare import difference, relative_l2
 

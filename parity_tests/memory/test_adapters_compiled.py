@@ -10,7 +10,7 @@ from test_memory import needs_plugin
 from jax_grpo.config import load_config
 from jax_grpo.memory.compile import compile_program
 from jax_grpo.memory.programs import run_of, size
-from jax_grpo.model.adapters import divided
+from jax_grpo.policy.adapters import divided
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = """{"model_type": "llama", "vocab_size": 50257, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2,

@@ -17,8 +17,8 @@ from jax_grpo.config.sections import ModelConfig
 from jax_grpo.model import decode_kernel
 from jax_grpo.model.architecture import Architecture, Rope
 from jax_grpo.model.decoder import Decoder, position_ids
-from jax_grpo.model.named import build_model
 from jax_grpo.model.weights import load_hf, to_hf
+from jax_grpo.policy.named import build_model
 
 
 def _transformers_model(folder) -> transformers.GPT2LMHeadModel:

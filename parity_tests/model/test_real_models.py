@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jax_grpo.config import Config
 from jax_grpo.config.files import weights_directory
-from jax_grpo.model.named import Policy, load_named
+from jax_grpo.policy.named import Policy, load_named
 from jax_grpo.programs import unscored
 from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.rollout.generate import Rollout, encode_prompts

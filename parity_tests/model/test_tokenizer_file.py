@@ -16,9 +16,9 @@ from jax_grpo.config import ConfigError
 from jax_grpo.config.sections import ModelConfig
 from jax_grpo.config.tasks import task_of
 from jax_grpo.export.__main__ import export_hf
-from jax_grpo.model.named import load_model, load_named
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, find_tokenizer
 from jax_grpo.model.weights import save_hf
+from jax_grpo.policy.named import load_model, load_named
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.stop import text_stop
 from torch_ref import train as torch_train

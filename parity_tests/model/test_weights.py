@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from jax_grpo.config import load_config
 from jax_grpo.config.files import PACKAGED_MODELS
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.named import load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import WeightsError, load_hf, save_hf, to_hf
+from jax_grpo.policy.named import load_policy
 from jax_grpo.replay import replay
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate

@@ -21,9 +21,9 @@ from test_parity_families import ALLOWED, grouped
 
 from jax_grpo.chess.positions.sources import selfplay_positions
 from jax_grpo.config import Config
-from jax_grpo.model.adapters import divided, joined
-from jax_grpo.model.named import Model
 from jax_grpo.model.weights import to_hf
+from jax_grpo.policy.adapters import divided, joined
+from jax_grpo.policy.named import Model
 from jax_grpo.replay import batch_from
 from jax_grpo.run.checkpoints import content_hash
 from jax_grpo.update import init_state, make_score, make_step

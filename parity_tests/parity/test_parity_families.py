@@ -23,8 +23,8 @@ from jax_grpo.config import Config
 from jax_grpo.lm_head import LM_HEADS
 from jax_grpo.model.architecture import Architecture, Rope
 from jax_grpo.model.families import read_architecture
-from jax_grpo.model.named import Model
 from jax_grpo.model.weights import to_hf
+from jax_grpo.policy.named import Model
 from jax_grpo.replay import batch_from
 from jax_grpo.update import init_state, make_step
 from torch_ref.batch import from_arrays

@@ -21,11 +21,11 @@ import jax_grpo
 from jax_grpo.bench.problems import sizes_of
 from jax_grpo.config import Config, ConfigError, load_config
 from jax_grpo.export import __main__ as export
-from jax_grpo.model.adapters import divided
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.named import load_named, load_policy
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import load_hf, save_hf
+from jax_grpo.policy.adapters import divided
+from jax_grpo.policy.named import load_named, load_policy
 from jax_grpo.run.checkpoints import content_hash, load
 from jax_grpo.run.files import CheckpointError
 from jax_grpo.train import train

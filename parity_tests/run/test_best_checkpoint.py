@@ -16,7 +16,7 @@ from short_runs import TIMES
 
 from jax_grpo.config.loading import ConfigError
 from jax_grpo.config.sections import CheckpointConfig
-from jax_grpo.model.named import load_checkpoint
+from jax_grpo.policy.named import load_checkpoint
 from jax_grpo.prompts.dataset import heldout_rows
 from jax_grpo.report.log import MetricsLog
 from jax_grpo.report.records import read_records

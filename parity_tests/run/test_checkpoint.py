@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from jax_grpo.chess.evaluate.tables import read_report
 from jax_grpo.chess.positions.sources import read_set
 from jax_grpo.config.sections import CheckpointConfig, PromptsConfig
-from jax_grpo.model.named import load_checkpoint
 from jax_grpo.model.weights import abstract_params, read_config
+from jax_grpo.policy.named import load_checkpoint
 from jax_grpo.prompts.rows import load_prompts
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import Checkpoints, abstract, content_hash, load, named, newest_sound, restore

@@ -16,8 +16,8 @@ from short_runs import ITERATIONS, finish, lines, require_same_run, start, write
 from test_config import FLAT
 
 from jax_grpo.config import ConfigError, check_files, load_config
-from jax_grpo.model.named import load_policy
 from jax_grpo.model.weights import load_hf
+from jax_grpo.policy.named import load_policy
 from jax_grpo.report.log import MetricsError, MetricsLog
 from jax_grpo.run import files, resume
 from jax_grpo.run.checkpoints import Checkpoints, Origin

@@ -8,8 +8,8 @@ from conftest import config as tiny_config
 
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.config.tasks import task_of
-from jax_grpo.model.named import load_named
 from jax_grpo.model.tokenizer import Tokenizer, find_tokenizer
+from jax_grpo.policy.named import load_named
 from jax_grpo.sft.__main__ import SFTConfig, Stage, train
 from jax_grpo.sft.words import main, vocabulary
 from jax_grpo.tasks import make_task

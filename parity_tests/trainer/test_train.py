@@ -12,7 +12,7 @@ from conftest import relative_error
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.config import load_config
 from jax_grpo.iteration.draw import PromptSampler
-from jax_grpo.model.named import load_policy
+from jax_grpo.policy.named import load_policy
 from jax_grpo.prompts.dataset import PromptDataset
 from jax_grpo.replay import BatchError, main, read_batch, replay
 from jax_grpo.report.log import MetricsLog

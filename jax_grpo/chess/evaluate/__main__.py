@@ -43,7 +43,7 @@ from jax_grpo.chess.tasks.engine import EngineError, EnginePool, find_engine
 from jax_grpo.chess.tasks.reference_players import skill_zero
 from jax_grpo.config.files import read_settings, require_weights, weights_directory
 from jax_grpo.evaluate import MODES, EvaluationError
-from jax_grpo.model.named import describe_model, load_named
+from jax_grpo.policy.named import describe_model, load_named
 from jax_grpo.run.files import CheckpointError, is_checkpoint
 from jax_grpo.run.folder import write_whole
 from jax_grpo.system.progress import timed_parts

@@ -16,7 +16,7 @@ from jax_grpo.chess.positions.rookworld import legal_uci
 from jax_grpo.chess.tasks.policy import in_style, move_prompt
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.named import Policy
+from jax_grpo.policy.named import Policy
 from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.rollout.texts import Tick
 

@@ -36,7 +36,7 @@ from jax_grpo.chess.tasks.stop_rules import environment_stop, policy_stop
 from jax_grpo.config.tasks import task_of
 from jax_grpo.evaluate import MODES
 from jax_grpo.evaluate.statistics import Estimate, summarise
-from jax_grpo.model.named import Policy
+from jax_grpo.policy.named import Policy
 from jax_grpo.rollout.texts import Complete, Generator, Tick
 from jax_grpo.tasks.base import Prompt
 

@@ -16,7 +16,7 @@ from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.settings import OWN_SIDE
 from jax_grpo.chess.style import find_style
 from jax_grpo.chess.tasks.policy import Answer, in_style, move_prompt, parse_answer
-from jax_grpo.model.named import load_named
+from jax_grpo.policy.named import load_named
 from jax_grpo.rollout.generate import PromptTokens, encode_prompts
 from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import TextProgram, text_program
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
 
 
 class Player:
-    """The weights of a name, with a tokenizer that is not their own where one is given (see `model.named.load_named`).
+    """The weights of a name, with a tokenizer that is not their own where one is given (see `policy.named.load_named`).
 
     `style` is that of its prompts, a key of `CAPS`; None: as the weights were taught (`chess.style.find_style`).
     A program is compiled at the first use of its sampling settings.

@@ -23,12 +23,12 @@ from jax_grpo.config.files import (
 )
 from jax_grpo.config.sections import AdapterConfig, ModelConfig
 from jax_grpo.model import decode_kernel
-from jax_grpo.model.adapters import Adapter, attach, divided, joined, merged
 from jax_grpo.model.architecture import SIZES, Architecture
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.peft_files import load_adapters, read_adapter, read_base
 from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
 from jax_grpo.model.weights import WeightsError, abstract_params, load_hf, read_config, require_finite
+from jax_grpo.policy.adapters import Adapter, attach, divided, joined, merged
+from jax_grpo.policy.peft_files import load_adapters, read_adapter, read_base
 from jax_grpo.run import checkpoints
 from jax_grpo.run.files import STATE, is_checkpoint
 

@@ -18,12 +18,12 @@ from flax import nnx
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.sections import AdapterConfig, ModelConfig
 from jax_grpo.memory.hlo import Module
-from jax_grpo.model.adapters import Adapter, attach, divided, joined, linear_maps, merged
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.model.named import adapter_of, base_hash, load_model, load_named, load_policy
-from jax_grpo.model.peft_files import load_adapters, read_adapter, save_adapters
 from jax_grpo.model.weights import WeightsError
+from jax_grpo.policy.adapters import Adapter, attach, divided, joined, linear_maps, merged
+from jax_grpo.policy.named import adapter_of, base_hash, load_model, load_named, load_policy
+from jax_grpo.policy.peft_files import load_adapters, read_adapter, save_adapters
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate
 from jax_grpo.rollout.sampling import Sampling

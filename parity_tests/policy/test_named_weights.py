@@ -21,9 +21,9 @@ from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.export import __main__ as export
 from jax_grpo.memory.programs import run_of
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.named import load_named
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError
 from jax_grpo.model.weights import load_hf, save_hf
+from jax_grpo.policy.named import load_named
 from jax_grpo.run.checkpoints import Checkpoints, content_hash
 from jax_grpo.sft import __main__ as sft
 from jax_grpo.trainer import Trainer

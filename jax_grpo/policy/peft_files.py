@@ -17,11 +17,11 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jax_grpo.config.files import ADAPTER_CONFIG
-from jax_grpo.model.adapters import Adapter
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.families import tensors_of
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import WeightsError, read_json, require_finite, to_hf
+from jax_grpo.policy.adapters import Adapter
 from jax_grpo.system.whole_files import written_whole
 
 ADAPTER_FILE = "adapter_model.safetensors"
