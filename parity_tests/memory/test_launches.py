@@ -202,11 +202,11 @@ def test_a_program_whose_kernels_can_be_enumerated_is_counted_as_by_hand(target)
 
 # Kernels of one decode step in each loop over the cache's chunks; of the update and the scoring outside their loop over
 # micro-batches and in it (where there is one micro-batch, in all). XLA of JAX 0.10. More is a failure; who needs fewer writes that
-# down here, and in docs/launches.md.
+# down here, and in docs/launches.md. The metric `ratio/deviation` is one kernel of rookworld_4090's update, two of bench_8x174's.
 HELD = {
-    ("rookworld_4090", "rtx4090"): {"decode": [131], "update": [268, 1070], "score": [2, 392]},
-    ("rookworld_4090", "h200"): {"decode": [143], "update": [269, 1155], "score": [2, 393]},
-    ("bench_8x174", "rtx4090"): {"decode": [131], "update": [1662, 12, 9, 11, 9, 7, 9], "score": [309, 10, 9]},
+    ("rookworld_4090", "rtx4090"): {"decode": [131], "update": [269, 1070], "score": [2, 392]},
+    ("rookworld_4090", "h200"): {"decode": [143], "update": [270, 1155], "score": [2, 393]},
+    ("bench_8x174", "rtx4090"): {"decode": [131], "update": [1664, 12, 9, 11, 9, 7, 9], "score": [309, 10, 9]},
     ("bench_8x174", "h200"): {"decode": [144], "update": [1747, 12, 9, 11, 9, 7, 9], "score": [310, 10, 9]},
 }
 
