@@ -74,7 +74,11 @@ def columns_used(arrays: dict) -> dict[str, np.ndarray]:
         ),
         ({"rounds": 2, "by": "right"}, {"advantage": {"components": "gdpo"}}),
         pytest.param({"rounds": 2, "by": "right"}, {"advantage": {"scale": "batch"}}, marks=pytest.mark.slow),
-        (None, {"prompts": {"curriculum": CURRICULUM}, "lm_head": {"implementation": "chunked"}, "iterations": 6}),
+        (
+            None,
+            {"prompts": {"curriculum": CURRICULUM}, "lm_head": {"implementation": "chunked"}, "iterations": 6}
+            | {"seed": 4},
+        ),
         pytest.param({"rounds": 2}, {"prompts": {"curriculum": CURRICULUM}}, marks=pytest.mark.slow),
     ],
     ids=[
@@ -110,6 +114,8 @@ def test_both_trainers_take_the_same_iterations_of_what_they_draw(refill, sectio
         taken = []
         for iteration in range(settings.iterations):
             metrics, scored, batch = ours.iterate(iteration)
+            # Without a signal the gradient of a policy that is still its reference is rounding, of which AdamW makes whole steps.
+            assert iteration or np.any(batch.advantages_B)
             expected, samples, other, rewards_B = theirs.iterate(iteration)
             assert not drawn, "the reference drew as often"
             assert [row["prompt"] for row in samples] == [prompt.text for prompt in scored.prompts[::GROUP]]
