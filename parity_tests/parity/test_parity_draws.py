@@ -52,6 +52,9 @@ TOKENIZER = Tokenizer.load("chess")
 FLOAT64 = {"compute_dtype": "float64", "param_dtype": "float64"}
 # Prompts that are not paid are never passed; some of the others are solved.
 CURRICULUM = {"passed": 0.3, "again": 0.5, "revisit": 0.3, "solved": 0.25}
+# With seed 3 the first step has no signal: the gradient of a policy that is still its reference is then rounding alone, of which
+# AdamW makes a whole step, and the two implementations part by 1e-7.
+BY_CURRICULUM = {"prompts": {"curriculum": CURRICULUM}, "seed": 4}
 SEVERAL = {"epochs": 2, "minibatches": 2, "micro_batches": 2, "learning_rate": 1e-2, "weight_decay": 0.1}
 
 
@@ -74,12 +77,8 @@ def columns_used(arrays: dict) -> dict[str, np.ndarray]:
         ),
         ({"rounds": 2, "by": "right"}, {"advantage": {"components": "gdpo"}}),
         pytest.param({"rounds": 2, "by": "right"}, {"advantage": {"scale": "batch"}}, marks=pytest.mark.slow),
-        (
-            None,
-            {"prompts": {"curriculum": CURRICULUM}, "lm_head": {"implementation": "chunked"}, "iterations": 6}
-            | {"seed": 4},
-        ),
-        pytest.param({"rounds": 2}, {"prompts": {"curriculum": CURRICULUM}}, marks=pytest.mark.slow),
+        (None, {**BY_CURRICULUM, "lm_head": {"implementation": "chunked"}, "iterations": 6}),
+        pytest.param({"rounds": 2}, BY_CURRICULUM, marks=pytest.mark.slow),
     ],
     ids=[
         "fused head, batch scale",
@@ -114,8 +113,6 @@ def test_both_trainers_take_the_same_iterations_of_what_they_draw(refill, sectio
         taken = []
         for iteration in range(settings.iterations):
             metrics, scored, batch = ours.iterate(iteration)
-            # Without a signal the gradient of a policy that is still its reference is rounding, of which AdamW makes whole steps.
-            assert iteration or np.any(batch.advantages_B)
             expected, samples, other, rewards_B = theirs.iterate(iteration)
             assert not drawn, "the reference drew as often"
             assert [row["prompt"] for row in samples] == [prompt.text for prompt in scored.prompts[::GROUP]]
