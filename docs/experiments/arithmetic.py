@@ -4,9 +4,11 @@
     python docs/experiments/arithmetic.py answers --before smollm2-135m-instruct --after runs/arithmetic
     python docs/experiments/arithmetic.py supervised --minutes 4 --out runs/arithmetic_sft
     python docs/experiments/arithmetic.py trl --steps 30 --out runs/arithmetic_trl
+    python docs/experiments/arithmetic.py curve --runs runs/a0 runs/a1 --trl runs/arithmetic_trl --out docs/results/arithmetic
 
 Not part of the package. `supervised` trains on the same questions with their right answers, `trl` on the same rewards with TRL,
 both from the same weights; each writes a Hugging Face folder that `score` reads. `score` asks all questions of heldout.jsonl.
+`curve` reads finished runs, one a seed, and computes nothing.
 """
 
 import argparse
@@ -17,13 +19,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import jax_grpo
 from jax_grpo.config.files import weights_directory
 from jax_grpo.prompts.chat import ChatTemplate
+from jax_grpo.report.pictures import draw_band, saved_figure
+from jax_grpo.report.records import read_records
 from jax_grpo.rewards import last_number
 
 DATA = Path("configs/arithmetic")
 BASE, NEW_TOKENS, TEMPERATURE, RATE, SEED = "smollm2-135m-instruct", 16, 0.7, 1e-5, 0
+CURVE = "curve.json"  # in TRL's folder
 UNTRAINED = (  # kinds that nothing here trains
     ("What is 123 + 456? Answer with the number only.", 579),
     ("Tom has 3 apples and buys 4 more. How many apples has he? Answer with the number only.", 7),
@@ -129,8 +136,40 @@ def trl(arguments: argparse.Namespace) -> None:
     seconds = time.monotonic() - began
     rewards = [round(line["reward"], 3) for line in trainer.state.log_history if "reward" in line]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(json.dumps({"rewards": rewards, "seconds": round(seconds, 1), "peak_gb": round(peak, 2)}))
     trainer.save_model(arguments.out)
+    record = json.dumps({"rewards": rewards, "seconds": round(seconds, 1), "peak_gb": round(peak, 2)})
+    (Path(arguments.out) / CURVE).write_text(record + "\n")
+    print(record)
+
+
+def of_run(folder: Path) -> dict[str, Any]:
+    """A run as `trl` records its own, and its held-out scores before and after."""
+    records = read_records(folder / "metrics.jsonl")
+    steps = [record for record in records if "loss" in record]
+    first, *_, last = [record for record in records if "eval/greedy/reward" in record]
+    names = [f"{mode}/{kind}" for kind in ("right", "two_digits") for mode in ("sampled", "greedy")]
+    return {
+        "rewards": [round(record["reward/right/mean"], 3) for record in steps],
+        "seconds": round(sum(record["time/iteration"] for record in steps), 1),
+        "heldout": {name: [round(record[f"eval/{name}"], 4) for record in (first, last)] for name in names},
+    }
+
+
+def curve(arguments: argparse.Namespace) -> None:
+    """Mean reward by iteration of the runs and of TRL's, and the runs' held-out scores: curves.json and curves.png."""
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    runs = [of_run(Path(run)) for run in arguments.runs]
+    peer = json.loads((Path(arguments.trl) / CURVE).read_text()) if arguments.trl else None
+    (out / "curves.json").write_text(json.dumps({"jax_grpo": runs, "trl": peer}, indent=1) + "\n")
+    rewards = np.array([run["rewards"] for run in runs])
+    with saved_figure(out / "curves.png", 1, 1, (7, 4), dpi=110) as (_, ((axis,),)):
+        draw_band(axis, range(1, rewards.shape[1] + 1), rewards, color="C0", label=f"jax_grpo, {len(runs)} seeds")
+        if peer is not None:
+            axis.plot(range(1, len(peer["rewards"]) + 1), peer["rewards"], color="C1", label="TRL, one seed")
+        axis.set(xlabel="iteration", ylabel="right answers in training, temperature 0.7", ylim=(0, 1.02))
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
 
 
 def main() -> None:
@@ -148,6 +187,11 @@ def main() -> None:
             sub.add_argument(
                 option, type=kind, required=option != "--seed", default=SEED if option == "--seed" else None
             )
+    sub = commands.add_parser(curve.__name__, help=(curve.__doc__ or "").splitlines()[0])
+    sub.set_defaults(run=curve)
+    sub.add_argument("--runs", nargs="+", required=True)
+    sub.add_argument("--trl")
+    sub.add_argument("--out", required=True)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
