@@ -76,6 +76,20 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     return content
 
 
+def open_safetensors(path: Path, what: str) -> Any:
+    """A reader of a safetensors file, to be closed as a context. Its header is checked here, and that no tensor is cut off.
+
+    Raises:
+        WeightsError: no file, with what was expected in it; or not a complete one.
+    """
+    try:
+        return safetensors.safe_open(path, framework="flax")
+    except FileNotFoundError as error:
+        raise WeightsError(f"{path} does not exist; expected {what} as safetensors") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise WeightsError(f"{path} is not a complete safetensors file ({error}); it may be truncated") from error
+
+
 def read_config(directory: str | Path) -> Architecture:
     """Architecture from a folder's config.json, or from such a file of any name.
 
@@ -162,12 +176,7 @@ def _stored(
     found: dict[str, tuple[Path, Any, str]] = {}
     prefix = FAMILIES[config.family].prefix
     for path in _files(folder):
-        try:
-            file = opened.enter_context(safetensors.safe_open(path, framework="flax"))
-        except FileNotFoundError as error:
-            raise WeightsError(f"{path} does not exist; expected the weights as safetensors") from error
-        except (OSError, safetensors.SafetensorError) as error:
-            raise WeightsError(f"{path} is not a complete safetensors file ({error}); it may be truncated") from error
+        file = opened.enter_context(open_safetensors(path, "the weights"))
         for name in (name for name in file.keys() if not name.endswith(IGNORED_SUFFIXES)):  # noqa: SIM118 (not a dict)
             view = file.get_slice(name)
             shape, kind = tuple(view.get_shape()), view.get_dtype()

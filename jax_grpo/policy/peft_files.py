@@ -4,15 +4,13 @@
 compute is refused by its key. A folder written here knows its base by a hash, and is refused beside another.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from flax import nnx
 from safetensors.numpy import save_file
 
@@ -20,7 +18,7 @@ from jax_grpo.config.files import ADAPTER_CONFIG
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.families import tensors_of
 from jax_grpo.model.tokenizer import Tokenizer
-from jax_grpo.model.weights import WeightsError, read_json, require_finite, to_hf
+from jax_grpo.model.weights import WeightsError, open_safetensors, read_json, require_finite, to_hf
 from jax_grpo.policy.adapters import Adapter
 from jax_grpo.system.whole_files import written_whole
 
@@ -69,20 +67,9 @@ def read_adapter(folder: Path) -> Adapter:
 
 def read_base(folder: Path) -> tuple[str | None, str | None]:
     """What a folder says of the weights that its adapters are of: their hash, and the dtype they were held in; None: nothing."""
-    with _opened(folder / ADAPTER_FILE) as file:
-        said = file.metadata() or {}
-    return said.get(BASE_HASH), said.get(BASE_DTYPE)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safetensors.safe_open(path, framework="flax") as file:
-            yield file
-    except FileNotFoundError as error:
-        raise WeightsError(f"{path} does not exist; expected adapters as safetensors") from error
-    except (OSError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"{path} is not a complete safetensors file ({error}); it may be truncated") from error
+    with open_safetensors(folder / ADAPTER_FILE, "adapters") as file:
+        metadata = file.metadata() or {}
+    return metadata.get(BASE_HASH), metadata.get(BASE_DTYPE)
 
 
 def load_adapters(folder: Path, architecture: Architecture, like: nnx.State) -> nnx.State:
@@ -92,7 +79,7 @@ def load_adapters(folder: Path, architecture: Architecture, like: nnx.State) -> 
         WeightsError: a tensor is missing, left over, of another shape, or not finite.
     """
     path = folder / ADAPTER_FILE
-    with _opened(path) as file:
+    with open_safetensors(path, "adapters") as file:
         arrays = {name.removeprefix(WRAPPER): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
 
     def parameter(keys: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:

@@ -21,8 +21,8 @@ def think_format(
     >>> think_format(["<think>6 * 7</think>\\n<answer>42</answer>", "<answer>42</answer>", "<think>42</think>"])
     [1.0, 0.0, 0.0]
     """
-    asked = [""] * len(completions) if prompts is None else prompts
-    return [_formatted(prompt, content(c)) for prompt, c in zip(asked, completions, strict=True)]
+    texts = [""] * len(completions) if prompts is None else prompts
+    return [_formatted(prompt, content(c)) for prompt, c in zip(texts, completions, strict=True)]
 
 
 def _formatted(prompt: Completion, text: str) -> float:

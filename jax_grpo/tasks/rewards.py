@@ -150,12 +150,12 @@ class RewardsTask(Task[Row]):
     ) -> dict[str, Any]:
         columns = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         given: dict[str, Any] = {name: [prompt.columns.get(name) for prompt in prompts] for name in columns}
-        asked = [prompt.text if prompt.messages is None else list(prompt.messages) for prompt in prompts]
-        answered = [
+        questions = [prompt.text if prompt.messages is None else list(prompt.messages) for prompt in prompts]
+        answers = [
             text if prompt.messages is None else [{"role": "assistant", "content": text}]
             for prompt, text in zip(prompts, completions, strict=True)
         ]
-        others = (asked, answered, ids, self._state, self._log_metric, self._log_extra)
+        others = (questions, answers, ids, self._state, self._log_metric, self._log_extra)
         return given | dict(zip(GIVEN, others, strict=True))
 
     def _blame(
