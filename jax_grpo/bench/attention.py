@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grpo.bench.runner import Bench, NotHere, Prepared, main, torch_device
-from jax_grpo.model.attention import KV, Seen, attend, causal
+from jax_grpo.model.attention import BLOCKS, KV, Seen, attend
 
 # Rows, tokens, heads, width of a head; bfloat16 where the device is not a CPU: cuDNN's needs it.
 SHAPES = {"192": (8, 192, 12, 64), "512": (4, 512, 12, 64), "1024": (2, 1024, 12, 64), "tiny": (2, 16, 2, 16)}
@@ -20,9 +20,9 @@ def _facts(shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
     return {"flops": 3 * 4.0 * rows * heads * width * tokens * (tokens + 1) / 2, "dtype": str(dtype)}
 
 
-def _model(q, k, v):
-    real = jnp.ones(q.shape[:2], bool)
-    return attend(q, "pe", [Seen(KV(k, v), causal(real), heads_first=False)], math.sqrt(q.shape[-1]))
+def _model(q, k, v, name: str):
+    at = jnp.broadcast_to(jnp.arange(q.shape[1]), q.shape[:2])
+    return attend(q, "pe", at, [Seen(KV(k, v), at, heads_first=False)], math.sqrt(q.shape[-1]), blocks=BLOCKS[name])
 
 
 def _jax(shape: tuple[int, ...], *, function) -> Prepared:
@@ -54,7 +54,9 @@ def _sdpa(shape: tuple[int, ...]) -> Prepared:
 
 
 VARIANTS = {
-    "model": partial(_jax, function=_model),
+    "model": partial(_jax, function=partial(_model, name="auto")),
+    "full": partial(_jax, function=partial(_model, name="full")),
+    "blocks": partial(_jax, function=partial(_model, name="blocks")),
     "xla": partial(_jax, function=partial(LIBRARY, implementation="xla")),
     "cudnn": _cudnn,
     "torch-sdpa": _sdpa,

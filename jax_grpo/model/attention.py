@@ -1,9 +1,10 @@
-"""Attention as one rule: queries look at sets of keys through masks, under one softmax over all of them; and rotary positions.
+"""Attention as one rule: queries look at sets of keys before them, under one softmax over all of them; and rotary positions.
 
 A set is a prompt that a group's completions share, a completion's own tokens, or what an episode has read before. Knows nothing of
 layers, parameters or of what is generated.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -34,12 +35,42 @@ class EarlierTurns(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Keys that queries look at, and through which mask: bool, broadcast against scores [P, E, S] or [P, G, E, S]."""
+    """Keys that queries look at: a query sees those that are real, at or before its own position, and in its window."""
 
     kv: KV
-    mask: jax.Array
+    at: jax.Array  # int32 [P, S] of prompts, [P, G, S] of completions: positions
+    real: jax.Array | None = None  # bool, broadcast against `at`; None: all
+    past: bool = False  # every one is before every query; else they are the queries' own tokens, in the queries' order
     heads_first: bool = True  # as in a cache; else as projections give them, [..., S, K, D]
 
+    def mask(self, at: jax.Array, window: int | None) -> jax.Array | None:
+        """Which keys queries at positions [..., E] see: bool, broadcast against [..., E, S]; None: all."""
+        keys, real = (x if x is None or x.ndim == at.ndim else x[:, None] for x in (self.at, self.real))
+        distance = at[..., :, None] - keys[..., None, :]  # pyright: ignore[reportOptionalSubscript]
+        conditions = [
+            *([] if real is None else [real[..., None, :]]),
+            *([] if self.past else [distance >= 0]),
+            *([] if window is None else [distance < window]),  # a token is in its own window
+        ]
+        return functools.reduce(jnp.logical_and, conditions) if conditions else None
+
+    def until(self, end: int) -> "Seen":
+        """The first keys alone."""
+        axis = -2 if self.heads_first else -3
+        kv = KV(*(jax.lax.slice_in_dim(x, 0, end, axis=axis) for x in self.kv))
+        return self._replace(kv=kv, at=self.at[..., :end], real=None if self.real is None else self.real[..., :end])
+
+
+class Blocks(NamedTuple):
+    """More queries than `over` attend `size` at a time, or an eighth of them where that is more."""
+
+    size: int
+    over: int
+
+
+# A program has each block's kernels once for every layer, hence the eighth. 128 queries make products that keep a device busy.
+BLOCKS: dict[str, Blocks | None] = {"auto": Blocks(128, 256), "blocks": Blocks(64, 64), "full": None}
+MOST_BLOCKS = 8
 
 Turn = tuple[jax.Array, jax.Array]  # cosines and sines of tokens' angles, [..., D / 2]
 
@@ -54,23 +85,47 @@ def heads_first(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -3, -2)
 
 
-def causal(real: jax.Array) -> jax.Array:
-    """Query t sees key s when s <= t and s is a real token: bool [..., S] to [..., T, S]."""
-    length = real.shape[-1]
-    return jnp.tril(jnp.ones((length, length), bool)) & real.astype(bool)[..., None, :]
-
-
-def near(query: jax.Array, key: jax.Array, window: int | None) -> jax.Array | bool:
-    """Whether key positions [..., S] lie in the window of query positions [..., T]: [..., T, S]. A token is in its own window."""
-    return True if window is None else query[..., :, None] - key[..., None, :] < window
-
-
-def attend(q: jax.Array, axes: str, sets: Sequence[Seen], divisor: float) -> jax.Array:
+def attend(
+    q: jax.Array,
+    axes: str,
+    at: jax.Array,
+    sets: Sequence[Seen],
+    divisor: float,
+    window: int | None = None,
+    blocks: Blocks | None = None,
+) -> jax.Array:
     """softmax(q k^T / divisor) v, one softmax in at least float32 over all the sets; the shape of `q`.
 
-    Queries are [..., N, D], and `axes` names what is before: p and g of prompts and completions, e of a completion's queries. N
-    heads share K heads of keys, N / K neighbours each.
+    Queries are [..., N, D], at positions `at`, int32; `axes` names what is before: p and g of prompts and completions, e of a
+    completion's queries. N heads share K heads of keys, N / K neighbours each.
+
+    In blocks no array has a number for each query and key: a block of queries looks at the keys up to its own end, and its
+    backward pass computes its scores again.
     """
+    one_query = not axes.endswith("e")
+    if one_query or blocks is None or at.shape[-1] <= blocks.over:
+        return _softmax_of_sets(q, axes, at[..., None] if one_query else at, sets, divisor, window)
+    queries, kvs, out = at.shape[-1], [one.kv for one in sets], []
+    size = max(blocks.size, -(-queries // MOST_BLOCKS))
+    for begin in range(0, queries, size):
+        end = min(begin + size, queries)
+
+        def of_block(q: jax.Array, kvs: list[KV], at: jax.Array, end: int) -> jax.Array:
+            seen = [one._replace(kv=kv) for one, kv in zip(sets, kvs, strict=True)]
+            seen = [one if one.past else one.until(end) for one in seen]
+            return _softmax_of_sets(q, axes, at, seen, divisor, window)
+
+        block = jax.checkpoint(of_block, static_argnums=3)
+        out.append(block(q[..., begin:end, :, :], kvs, at[..., begin:end], end))
+        # One block after the other: XLA:CPU would begin with all of them.
+        kvs, out[-1] = jax.lax.optimization_barrier((kvs, out[-1]))
+    return jnp.concatenate(out, axis=-3)
+
+
+def _softmax_of_sets(
+    q: jax.Array, axes: str, at: jax.Array, sets: Sequence[Seen], divisor: float, window: int | None
+) -> jax.Array:
+    """`attend` with all scores in one array; `at` [..., E], and [..., 1] where `axes` have no e."""
     # Written out: `jax.nn.dot_product_attention` takes its softmax in float32 even for float64 inputs.
     wide, heads = wide_dtype(q), q.shape[-2]
     kv_heads = sets[0].kv.k.shape[-3 if sets[0].heads_first else -2]
@@ -82,15 +137,17 @@ def attend(q: jax.Array, axes: str, sets: Sequence[Seen], divisor: float) -> jax
 
     def scores(one: Seen, layout: str) -> jax.Array:
         products = jnp.einsum(f"{of_queries},{layout}->{of_scores}", queries, one.kv.k, preferred_element_type=wide)
-        mask = jnp.expand_dims(one.mask, [of_scores.index(axis) for axis in "k" + shared])
-        mask = mask if "e" in axes else mask.squeeze(-2)
-        return jnp.where(mask, products / divisor if len(sets) == 1 else products, jnp.finfo(wide).min)
+        products = products / divisor if len(sets) == 1 else products
+        if (mask := one.mask(at, window)) is None:
+            return products
+        mask = jnp.expand_dims(mask, [of_scores.index(axis) for axis in "k" + shared])
+        return jnp.where(mask if "e" in axes else mask.squeeze(-2), products, jnp.finfo(wide).min)
 
     pairs = list(zip(sets, layouts, strict=True))
     # XLA fuses the division best before the mask of one set, and behind the joining of several.
     joined = scores(*pairs[0]) if len(sets) == 1 else jnp.concatenate([scores(*pair) for pair in pairs], -1) / divisor
     weights = jax.nn.softmax(joined, axis=-1)
-    ends = list(itertools.accumulate(one.mask.shape[-1] for one in sets))
+    ends = list(itertools.accumulate(one.at.shape[-1] for one in sets))
     parts = jnp.split(weights.astype(q.dtype), ends[:-1], axis=-1)
     mixed = [
         jnp.einsum(f"{of_scores},{layout}->{of_queries}", part, one.kv.v)

@@ -6,7 +6,7 @@ tokens' text, sampling or losses.
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,7 +16,7 @@ from flax import nnx
 from jax_grpo.mesh.tensor import looked_up, over_tensor
 from jax_grpo.model import decode_kernel
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.attention import KV, EarlierTurns, Seen, Turn, attend, causal, heads_first, near, turn_of
+from jax_grpo.model.attention import BLOCKS, KV, EarlierTurns, Seen, Turn, attend, heads_first, turn_of
 from jax_grpo.model.layers import Block, Mix, norm
 
 
@@ -82,6 +82,7 @@ class Decoder(nnx.Module):
         compute_dtype: dtype of activations and matmuls; norms' statistics and softmax use at least float32.
         remat: recompute each block in the backward pass instead of keeping its activations; `dots` keeps the results of
             its matmuls with weights.
+        attention: a name of `attention.BLOCKS`.
         decode_kernel: attention of a decode step in one Pallas kernel for NVIDIA cards.
         vocabulary: tokens there are, the first columns of the softmax; None: all of `config.vocab_size`. Weights may have more
             rows than their tokenizer has tokens (padded to a round number): none of those is ever sampled, so that the policy,
@@ -97,9 +98,11 @@ class Decoder(nnx.Module):
         compute_dtype=jnp.float32,
         remat: Remat = False,
         vocabulary: int | None = None,
+        attention: str = "auto",
         decode_kernel: bool = False,
     ):
         self.config = config
+        self.blocks = BLOCKS[attention]
         self.decode_kernel = decode_kernel
         self.vocabulary = config.vocab_size if vocabulary is None else vocabulary
         self.remat: Remat = remat
@@ -142,22 +145,14 @@ class Decoder(nnx.Module):
         return tokens.astype(self.compute_dtype)
 
     def _turns(self, positions: jax.Array) -> list[Turn | None]:
-        """By layer, what its queries and keys are turned by."""
+        """By layer, what its queries and keys are turned by; made once for all layers that share it."""
         config, dtype = self.config, jnp.promote_types(self.compute_dtype, jnp.float32)
+        ropes = {window: config.rope_of(window) for window in config.windows}
+        turns = {w: rope and turn_of(rope, positions, config.head_dim, dtype) for w, rope in ropes.items()}
+        return [turns[window] for window in config.windows]
 
-        def make(window: int | None) -> Turn | None:
-            rope = config.rope_of(window)
-            return None if rope is None else turn_of(rope, positions, config.head_dim, dtype)
-
-        return self._by_window(make)
-
-    def _by_window(self, make: Callable[[int | None], Any]) -> list[Any]:
-        """By layer, what `make` gives for its window; made once for all layers that share it."""
-        made = {window: make(window) for window in self.config.windows}
-        return [made[window] for window in self.config.windows]
-
-    def _attend(self, q: jax.Array, axes: str, sets: Sequence[Seen]) -> jax.Array:
-        return attend(q, axes, sets, self.config.score_divisor)
+    def _attend(self, q: jax.Array, axes: str, at: jax.Array, sets: Sequence[Seen], window: int | None) -> jax.Array:
+        return attend(q, axes, at, sets, self.config.score_divisor, window, self.blocks)
 
     def __call__(self, input_ids_BT: jax.Array, attention_mask_BT: jax.Array) -> jax.Array:
         """Final hidden states [B, T, H] in the compute dtype; row t predicts token t + 1."""
@@ -171,17 +166,16 @@ class Decoder(nnx.Module):
     def _forward(
         self, input_ids_BT: jax.Array, attention_mask_BT: jax.Array, *, remat: Remat
     ) -> tuple[jax.Array, list[KV]]:
-        positions_BT = position_ids(attention_mask_BT)
-        sees_BTT = causal(attention_mask_BT)
-        masks = self._by_window(lambda window: sees_BTT & near(positions_BT, positions_BT, window))
+        positions_BT, real_BT = position_ids(attention_mask_BT), attention_mask_BT.astype(bool)
 
-        def mix(q_BTND, k_BTKD, v_BTKD, mask_BTT):
+        def mix(q_BTND, k_BTKD, v_BTKD, window):
             kv = KV(k_BTKD, v_BTKD)
-            return self._attend(q_BTND, "pe", [Seen(kv, mask_BTT, heads_first=False)]), kv
+            sets = [Seen(kv, positions_BT, real_BT, heads_first=False)]
+            return self._attend(q_BTND, "pe", positions_BT, sets, window), kv
 
         x_BTH, caches = self._embed(input_ids_BT, positions_BT), []
-        for block, turn, mask in zip(self.h, self._turns(positions_BT), masks, strict=True):
-            x_BTH, kv = differentiated(block, x_BTH, turn, functools.partial(mix, mask_BTT=mask), remat)
+        for block, turn, window in zip(self.h, self._turns(positions_BT), self.config.windows, strict=True):
+            x_BTH, kv = differentiated(block, x_BTH, turn, functools.partial(mix, window=window), remat)
             caches.append(kv)
         return self.ln_f(x_BTH), caches
 
@@ -203,41 +197,32 @@ class Decoder(nnx.Module):
         position_PT = position_ids(prompt_mask_PT)
         length_P = jnp.sum(prompt_mask_PT.astype(jnp.int32), axis=-1)
         position_PGC = length_P[:, None, None] + position_ids(real_PGC)
-        real_PT, sees_PTT, sees_PGCC = prompt_mask_PT.astype(bool), causal(prompt_mask_PT), causal(real_PGC)
+        prompt_real_PT, own_real_PGC = prompt_mask_PT.astype(bool), real_PGC.astype(bool)
 
-        def masks_of(window: int | None) -> tuple[jax.Array, jax.Array, jax.Array]:
-            in_prompt_PTT = sees_PTT & near(position_PT, position_PT, window)
-            on_prompt_PGCT = real_PT[:, None, None] & near(position_PGC, position_PT[:, None], window)
-            return in_prompt_PTT, on_prompt_PGCT, sees_PGCC & near(position_PGC, position_PGC, window)
-
-        def mix(*rows, masks):
+        def mix(*rows, window):
             (q_PTND, q_PGCND), *keys_and_values = (split_rows(x_RND, prompt_mask_PT, real_PGC) for x_RND in rows)
             prompt, own = (KV(*pair) for pair in zip(*keys_and_values, strict=True))
-            in_prompt_PTT, *on_both = masks
-            out_PTND = self._attend(q_PTND, "pe", [Seen(prompt, in_prompt_PTT, heads_first=False)])
-            sets = [Seen(kv, mask, heads_first=False) for kv, mask in zip((prompt, own), on_both, strict=True)]
-            out_PGCND = self._attend(q_PGCND, "pge", sets)
-            return join_rows(out_PTND, out_PGCND), None
+            of_prompt = Seen(prompt, position_PT, prompt_real_PT, heads_first=False)
+            sets = [of_prompt._replace(past=True), Seen(own, position_PGC, own_real_PGC, heads_first=False)]
+            out_PTND = self._attend(q_PTND, "pe", position_PT, [of_prompt], window)
+            return join_rows(out_PTND, self._attend(q_PGCND, "pge", position_PGC, sets, window)), None
 
         x_RH = join_rows(self._embed(prompt_ids_PT, position_PT), self._embed(read_PGC, position_PGC))
         turns = self._turns(join_rows(position_PT, position_PGC))
-        for block, turn, masks in zip(self.h, turns, self._by_window(masks_of), strict=True):
-            x_RH, _ = differentiated(block, x_RH, turn, functools.partial(mix, masks=masks), self.remat)
+        for block, turn, window in zip(self.h, turns, self.config.windows, strict=True):
+            x_RH, _ = differentiated(block, x_RH, turn, functools.partial(mix, window=window), self.remat)
         x_PTH, x_PGCH = split_rows(x_RH, prompt_mask_PT, real_PGC)
         last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))
         return self.ln_f(jnp.concatenate([last_PGH[:, :, None], x_PGCH], axis=2))
 
-    def _before(
-        self, position_PGE: jax.Array, prompts: list[KV], prompt_mask_PT: jax.Array, earlier: EarlierTurns | None
-    ) -> list[list[Seen]]:
-        """By layer, what tokens at these positions see of their prompt, and of an episode's earlier turns."""
+    def _before(self, prompts: list[KV], prompt_mask_PT: jax.Array, earlier: EarlierTurns | None) -> list[list[Seen]]:
+        """By layer, what is before a turn's own tokens: the prompt, and an episode's earlier turns."""
         prompt_PT, real_PT = position_ids(prompt_mask_PT), prompt_mask_PT.astype(bool)
-        masks = self._by_window(lambda w: real_PT[:, None, None] & near(position_PGE, prompt_PT[:, None], w))
-        sets = [[Seen(kv, mask)] for kv, mask in zip(prompts, masks, strict=True)]
+        sets = [[Seen(kv, prompt_PT, real_PT, past=True)] for kv in prompts]
         if earlier is not None:
             at_PGS = jnp.sum(prompt_mask_PT, axis=-1)[:, None, None] + position_ids(earlier.mask_PGS)
-            masks = self._by_window(lambda w: earlier.mask_PGS[:, :, None] & near(position_PGE, at_PGS, w))
-            sets = [[*seen, Seen(kv, mask)] for seen, kv, mask in zip(sets, earlier.caches, masks, strict=True)]
+            for seen, kv in zip(sets, earlier.caches, strict=True):
+                seen.append(Seen(kv, at_PGS, earlier.mask_PGS, past=True))
         return sets
 
     def decode(
@@ -260,13 +245,8 @@ class Decoder(nnx.Module):
         x_PGH, grown = self._embed(token_PG, position_PG), []
         sizes = [chunk[0].k.shape[3] for chunk in chunks]
         place = step - sum(sizes[:-1])  # of this token in the last chunk
-        there = [*[jnp.ones(size, bool) for size in sizes[:-1]], jnp.arange(sizes[-1]) <= place]
-
-        def masks_of(window: int | None) -> list[jax.Array]:
-            """Of each chunk, [1, 1, 1, S]: the tokens of a completion that are there, its own included."""
-            columns = jnp.split(jnp.arange(sum(sizes)), list(itertools.accumulate(sizes))[:-1])
-            pairs = zip(there, columns, strict=True)
-            return [(own_S & near(jnp.asarray(step)[None], at_S, window)).reshape(1, 1, 1, -1) for own_S, at_S in pairs]
+        columns_S = jnp.split(jnp.arange(sum(sizes)), list(itertools.accumulate(sizes))[:-1])
+        at_PGS = [position_PG[..., None] - step + column_S for column_S in columns_S]
 
         if self.decode_kernel and len(chunks) == 1 and earlier is None:
             for block, prompt, last in zip(self.h, prompts, chunks[0], strict=True):
@@ -279,17 +259,19 @@ class Decoder(nnx.Module):
                 x_PGH = block.behind_attention(x_PGH, block.attn.c_proj(out_PGH))
                 grown.append(KV(*new))
             return self.ln_f(x_PGH), grown
-        before = self._before(position_PG[..., None], prompts, prompt_mask_PT, earlier)
+        before = self._before(prompts, prompt_mask_PT, earlier)
         layers = zip(
-            self.h, self._turns(position_PG), before, self._by_window(masks_of), zip(*chunks, strict=True), strict=True
+            self.h, self._turns(position_PG), self.config.windows, before, zip(*chunks, strict=True), strict=True
         )
-        for block, turn, seen, masks, own in layers:
+        for block, turn, window, seen, own in layers:
 
-            def mix(q_PGND, k_PGKD, v_PGKD, seen=seen, masks=masks, own=own):
+            def mix(q_PGND, k_PGKD, v_PGKD, window=window, seen=seen, own=own):
                 write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=place, axis=3)
                 last = KV(*(write(old, new[:, :, :, None]) for old, new in zip(own[-1], (k_PGKD, v_PGKD), strict=True)))
-                of_own = [Seen(kv, mask) for kv, mask in zip([*own[:-1], last], masks, strict=True)]
-                return self._attend(q_PGND, "pg", [*seen, *of_own]), last
+                # What the last chunk has no token for yet is behind this one's position.
+                full = [Seen(kv, at_PGS[i], past=True) for i, kv in enumerate(own[:-1])]
+                sets = [*seen, *full, Seen(last, at_PGS[-1])]
+                return self._attend(q_PGND, "pg", position_PG, sets, window), last
 
             x_PGH, last = block(x_PGH, turn, mix)
             grown.append(last)
@@ -309,14 +291,15 @@ class Decoder(nnx.Module):
         Masked tokens may stand anywhere among them: nothing sees them, and what is returned for them means nothing.
         """
         x_PGEH, caches = self._embed(ids_PGE, position_PGE), []
-        sees_PGEE = causal(mask_PGE)
-        masks = self._by_window(lambda window: sees_PGEE & near(position_PGE, position_PGE, window))
-        before = self._before(position_PGE, prompts, prompt_mask_PT, earlier)
-        for block, turn, seen, mask in zip(self.h, self._turns(position_PGE), before, masks, strict=True):
+        before, real_PGE = self._before(prompts, prompt_mask_PT, earlier), mask_PGE.astype(bool)
+        for block, turn, window, seen in zip(
+            self.h, self._turns(position_PGE), self.config.windows, before, strict=True
+        ):
 
-            def mix(q_PGEND, k_PGEKD, v_PGEKD, seen=seen, mask=mask):
+            def mix(q_PGEND, k_PGEKD, v_PGEKD, window=window, seen=seen):
                 kv = KV(heads_first(k_PGEKD), heads_first(v_PGEKD))
-                return self._attend(q_PGEND, "pge", [*seen, Seen(kv, mask)]), kv
+                sets = [*seen, Seen(kv, position_PGE, real_PGE)]
+                return self._attend(q_PGEND, "pge", position_PGE, sets, window), kv
 
             x_PGEH, kv = block(x_PGEH, turn, mix)
             caches.append(kv)

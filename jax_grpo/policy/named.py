@@ -89,6 +89,7 @@ def build_model(config: ModelConfig, architecture: Architecture, *, seed: int, v
         compute_dtype=jnp.dtype(config.compute_dtype),
         remat=config.recomputed,
         vocabulary=vocabulary,
+        attention=config.attention,
         decode_kernel=config.decode_attention == "pallas",
     )
     adapter = adapter_of(config.adapter)

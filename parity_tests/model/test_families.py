@@ -11,11 +11,12 @@ import pytest
 import torch
 import transformers
 from both import show
+from conftest import relative_error
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.attention import KV, EarlierTurns
+from jax_grpo.model.attention import KV, Blocks, EarlierTurns
 from jax_grpo.model.decoder import Decoder, position_ids
 from jax_grpo.model.families import UnsupportedModel, described, read_architecture
 from jax_grpo.model.weights import WeightsError, from_hf, load_hf, save_hf, to_hf
@@ -26,6 +27,7 @@ from torch_ref.judge import CASES, judge, true_float64
 
 CLOSE = 1e-10  # DESIGN's bound for logits in float64; what is seen is below 1e-12
 P, G, T, C = 2, 3, 7, 6  # windows are of 4 tokens
+IN_BLOCKS = {"full": None, "blocks": Blocks(2, 2)}  # of attention; the last of these blocks is not full
 ROTARY = [case for case in CASES if case != "gpt2"]
 
 
@@ -44,13 +46,15 @@ def spelled_out(architecture: Architecture) -> Architecture:
     return dataclasses.replace(architecture, head_size=architecture.head_dim, num_kv_heads=architecture.kv_heads)
 
 
-def ours(case: str, **options) -> Decoder:
-    """The decoder with the judge's weights, in float64; call under x64."""
+def ours(case: str, blocks: Blocks | None = None, **options) -> Decoder:
+    """The decoder with the judge's weights, in float64, and such blocks of attention; call under x64."""
     architecture = read_architecture(CASES[case])
     how = {"param_dtype": jnp.float64, "compute_dtype": jnp.float64} | options
     abstract = nnx.eval_shape(lambda: Decoder(architecture, rngs=nnx.Rngs(0), **how))
     params = from_hf(tensors(case).__getitem__, architecture, jnp.float64)
-    return nnx.merge(nnx.split(abstract, nnx.Param)[0], params)
+    model = nnx.merge(nnx.split(abstract, nnx.Param)[0], params)
+    model.blocks = blocks
+    return model
 
 
 def logits_of(model: Decoder, hidden: jax.Array) -> np.ndarray:
@@ -78,10 +82,12 @@ def padded(side: str, rows: int, length: int, seed: int = 0) -> tuple[np.ndarray
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers_with_padding_on_either_side(case, side, x64):
     ids, mask = padded(side, 3, 11)
-    model = ours(case)
-    found, expected = logits_of(model, model(jnp.asarray(ids), jnp.asarray(mask))), judged(case, ids, mask)
+    expected = judged(case, ids, mask)
     assert np.abs(expected[mask == 1]).max() > 0.5
-    show("logits", {"logits": float(np.abs(found - expected)[mask == 1].max())}, CLOSE)
+    for name, blocks in IN_BLOCKS.items():
+        model = ours(case, blocks)
+        found = logits_of(model, model(jnp.asarray(ids), jnp.asarray(mask)))
+        show("logits", {name: float(np.abs(found - expected)[mask == 1].max())}, CLOSE)
 
 
 def grouped_case(case: str):
@@ -99,10 +105,32 @@ def grouped_case(case: str):
 @pytest.mark.parametrize("case", CASES)
 def test_grouped_completions_have_the_logits_of_their_concatenation(case, x64):
     tokens, expected, real = grouped_case(case)
-    for remat in (False, "all"):
-        model = ours(case, remat=remat)
+    for remat, blocks in ((False, None), ("all", None), ("all", IN_BLOCKS["blocks"])):
+        model = ours(case, blocks, remat=remat)
         found = logits_of(model, model.grouped(*tokens))
-        show("grouped", {str(remat): float(np.abs(found - expected)[real].max())}, CLOSE)
+        show("grouped", {f"{remat} {blocks}": float(np.abs(found - expected)[real].max())}, CLOSE)
+
+
+@pytest.mark.parametrize("layout", ["whole", "grouped"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_in_blocks_are_those_of_one_array_of_scores(case, layout, x64):
+    """Of every parameter; padding on both sides, windows of 4 tokens, blocks of 2 queries."""
+    tokens, _, real = grouped_case(case)
+    ids, mask = padded("left", 3, 11)
+
+    def loss(model):
+        if layout == "grouped":
+            return jnp.sum(jnp.where(real[..., None], jnp.sin(model.grouped(*tokens)), 0))
+        return jnp.sum(jnp.where(mask[..., None] == 1, jnp.sin(model(jnp.asarray(ids), jnp.asarray(mask))), 0))
+
+    gradient = {}
+    for name, blocks in IN_BLOCKS.items():
+        graphdef, params = nnx.split(ours(case, blocks, remat="all" if blocks else False), nnx.Param)
+        gradient[name] = jax.jit(jax.grad(lambda params, graphdef=graphdef: loss(nnx.merge(graphdef, params))))(params)
+    assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradient["full"]["h"]))
+    show(
+        "gradient", {"worst": relative_error(*gradient.values())}, 1e-12
+    )  # both add the same numbers, in another order
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -125,9 +153,11 @@ def test_a_cache_of_chunks_and_of_earlier_turns_has_the_same_logits(case, x64):
     # Tokens 0 and 1 are an earlier turn, 2 and 3 are read at once, 4 is decoded.
     earlier = EarlierTurns(chunks[0], mask_PGC[..., :2].astype(bool))
     position_PGE = length_P1[..., None] + position_ids(mask_PGC)[..., 2:4]
-    hidden, read = model.extend(ids_PGC[..., 2:4], mask_PGC[..., 2:4], position_PGE, caches, mask_PT, earlier)
-    error = np.abs(logits_of(model, hidden) - expected[:, :, 3:5])
-    errors["extend"] = float(error[real[..., 3:5]].max(initial=0))
+    for name, blocks in {"extend": None, "extend in blocks": Blocks(1, 1)}.items():
+        model.blocks = blocks
+        hidden, read = model.extend(ids_PGC[..., 2:4], mask_PGC[..., 2:4], position_PGE, caches, mask_PT, earlier)
+        error = np.abs(logits_of(model, hidden) - expected[:, :, 3:5])
+        errors[name] = float(error[real[..., 3:5]].max(initial=0))
     joined = [
         KV(*(jnp.concatenate(pair, axis=3) for pair in zip(a, b, strict=True)))
         for a, b in zip(chunks[0], read, strict=True)

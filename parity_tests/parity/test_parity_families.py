@@ -22,6 +22,7 @@ from jax_grpo.chess.positions.sources import selfplay_positions
 from jax_grpo.config import Config
 from jax_grpo.lm_head import LM_HEADS
 from jax_grpo.model.architecture import Architecture, Rope
+from jax_grpo.model.attention import BLOCKS, Blocks
 from jax_grpo.model.families import read_architecture
 from jax_grpo.model.weights import to_hf
 from jax_grpo.policy.named import Model
@@ -88,8 +89,11 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
         for way in WAYS
     ],
 )
-def test_loss_metrics_and_every_gradient_of_every_family(folders, case, head, layout):
-    config = settings("float64", folders(case), lm_head={"implementation": head})
+def test_loss_metrics_and_every_gradient_of_every_family(folders, case, head, layout, monkeypatch):
+    """Attention in one array of scores, or in blocks of two queries: a family meets each, and each head and layout do."""
+    monkeypatch.setitem(BLOCKS, "blocks", Blocks(2, 2))
+    attention = ("full", "blocks")[(list(CASES).index(case) + WAYS.index((head, layout))) % 2]
+    config = settings("float64", folders(case), lm_head={"implementation": head}, model={"attention": attention})
     model = load_hf(folders(case), dtype=torch.float64)
     arrays = crafted_batch(model, shared_prompts=True)
     with precise("float64"):

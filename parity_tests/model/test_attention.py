@@ -1,0 +1,69 @@
+"""Attention in blocks of queries: the numbers of one array of scores, in any dtype, and no such array in the compiled program.
+
+Every family, layout, window and padding is `test_families`' and `test_parity_families`'.
+"""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import relative_error
+from flax import nnx
+
+from jax_grpo.model.architecture import Architecture
+from jax_grpo.model.attention import BLOCKS, KV, Blocks, Seen, attend
+from jax_grpo.model.decoder import Decoder
+from jax_grpo.system.compilation import training_options
+
+P, G, T, C, N, K, D = 2, 2, 40, 300, 4, 2, 16
+
+
+def arrays(dtype) -> list[jax.Array]:
+    """Queries of completions, keys and values of theirs and of their prompts."""
+    rng = np.random.default_rng(0)
+    shapes = [(P, G, C, N, D), *[(P, G, C, K, D)] * 2, *[(P, T, K, D)] * 2]
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def weighted(q_PGCND, k_PGCKD, v_PGCKD, k_PTKD, v_PTKD, *, blocks: Blocks | None) -> jax.Array:
+    at_PT, at_PGC = jnp.broadcast_to(jnp.arange(T), (P, T)), jnp.broadcast_to(T + jnp.arange(C), (P, G, C))
+    sets = [
+        Seen(KV(k_PTKD, v_PTKD), at_PT, past=True, heads_first=False),
+        Seen(KV(k_PGCKD, v_PGCKD), at_PGC, heads_first=False),
+    ]
+    out = attend(q_PGCND, "pge", at_PGC, sets, D**0.5, blocks=blocks)
+    return jnp.sum(out * jnp.asarray(np.random.default_rng(1).normal(size=out.shape), out.dtype))
+
+
+@pytest.mark.parametrize("name", ["auto", "blocks"])
+def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
+    """In bfloat16, against float64. Gradients of keys are sums of at most eight blocks', of which each is rounded: a quarter."""
+    gradients = {
+        (dtype, blocks): jax.jit(jax.grad(partial(weighted, blocks=blocks), argnums=range(5)))(*arrays(dtype))
+        for dtype, blocks in [
+            ("float64", None),
+            ("float64", BLOCKS[name]),
+            ("bfloat16", None),
+            ("bfloat16", BLOCKS[name]),
+        ]
+    }
+    exact, *others = gradients.values()
+    in_float64, one_array, in_blocks = ([relative_error(a, b) for a, b in zip(x, exact, strict=True)] for x in others)
+    print(f"float64 {max(in_float64):.1e}; bfloat16: one array {one_array}, blocks {in_blocks}")
+    assert max(in_float64) < 1e-12
+    assert all(b < 1.25 * a for a, b in zip(one_array, in_blocks, strict=True))
+
+
+@pytest.mark.parametrize(("attention", "arrays_of_scores"), [("auto", False), ("blocks", False), ("full", True)])
+def test_an_update_of_long_completions_has_no_array_of_scores(attention, arrays_of_scores):
+    sizes = Architecture(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=1024)
+    model = Decoder(sizes, rngs=nnx.Rngs(0), attention=attention, remat="all")
+    graphdef, params = nnx.split(model, nnx.Param)
+    tokens = [jnp.ones(shape, jnp.int32) for shape in [(2, 300), (2, 300), (2, 2, 320), (2, 2, 320)]]
+    loss = lambda params: jnp.sum(nnx.merge(graphdef, params).grouped(*tokens) ** 2)  # noqa: E731
+    text = jax.jit(jax.grad(loss)).lower(params).compile(training_options()).as_text()
+    shapes = [[int(size) for size in shape.split(",")] for shape in re.findall(r"\w\d+\[([\d,]+)\]", text)]
+    assert any(sum(size >= 300 for size in shape) > 1 for shape in shapes) == arrays_of_scores
