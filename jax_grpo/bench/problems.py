@@ -57,6 +57,7 @@ CONFIGS = {"legality": FOLDER / "legality.yaml"}  # problems that are a run's ow
 PROBLEMS = {
     "124m": Problem(12, 12, 768, 50257, 2, 4, 48, 32),
     "124m-64x192-bf16": Problem(12, 12, 768, 50257, 8, 8, 48, 144, "bfloat16"),
+    "124m-long": Problem(12, 12, 768, 50257, 4, 4, 256, 512),
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
 # A block's matrices, in widths in and out.
@@ -197,8 +198,8 @@ def batch_of(problem: Problem) -> Any:
     )  # fmt: skip
 
 
-def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
-    """The weights in this project's model: its graphdef and parameters."""
+def model_of(problem: Problem, **how: Any) -> tuple[Any, Any]:
+    """The weights in this project's model: its graphdef and parameters; keywords are `Decoder`'s."""
     import jax.numpy as jnp
     from flax import nnx
 
@@ -207,7 +208,7 @@ def model_of(problem: Problem, remat: Any = False) -> tuple[Any, Any]:
     from jax_grpo.model.weights import from_hf
 
     sizes, dtype = Architecture(*problem.sizes), jnp.dtype(problem.dtype)
-    model = nnx.eval_shape(lambda: Decoder(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, remat=remat))
+    model = nnx.eval_shape(lambda: Decoder(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, **how))
     return nnx.split(model, nnx.Param)[0], from_hf(weights(problem).__getitem__, sizes)
 
 

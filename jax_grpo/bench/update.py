@@ -5,8 +5,8 @@
 Every implementation starts from the same weights; loss and gradient norm of its first step must be those of the first variant,
 before anything is timed. `torch_ref-flash` is compiled with TF32 and flash attention; `TRL-liger` has Liger's fused loss and layer
 norms. `jax_grpo` is a run's own update, with the LM head and the settings of its config; the others are extra: what recomputing
-blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are stored), and the step in float32, in TF32 where the device has
-it, and in bfloat16.
+blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are stored), attention with all scores in one array, and the step
+in float32, in TF32 where the device has it, and in bfloat16.
 """
 
 import tempfile
@@ -48,7 +48,8 @@ def jax_parts(problem: Problem, **sections: Mapping[str, Any]):
             f"{problem.config}: update.minibatches {config.update.minibatches}; this benchmark is one step on a whole "
             "rollout, of configs with update.minibatches: 1"
         )
-    return *problems.model_of(problem, config.model.recomputed), problems.batch_of(problem), config
+    how = {"remat": config.model.recomputed, "attention": config.model.attention}
+    return *problems.model_of(problem, **how), problems.batch_of(problem), config
 
 
 def _jax(problem: Problem, *, matmuls: str | None = None, **sections: Mapping[str, Any]) -> Prepared:
@@ -149,6 +150,7 @@ VARIANTS = {
     "TRL": partial(_trl, head="fused"),
     "TRL-plain-head": partial(_trl, head="plain"),
     "TRL-liger": partial(_trl, head="liger"),
+    "attention-full": partial(_jax, model={"attention": "full"}),
     "remat-none": partial(_jax, model={"remat": False}),
     "remat-matmuls": partial(_jax, model={"remat": "keep_matmuls"}),
     "remat-full": partial(_jax, model={"remat": True}),
