@@ -5,7 +5,6 @@ layers, parameters or of what is generated.
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -137,23 +136,24 @@ def _softmax_of_sets(
 
     def scores(one: Seen, layout: str) -> jax.Array:
         products = jnp.einsum(f"{of_queries},{layout}->{of_scores}", queries, one.kv.k, preferred_element_type=wide)
-        products = products / divisor if len(sets) == 1 else products
+        products = products / divisor
         if (mask := one.mask(at, window)) is None:
             return products
         mask = jnp.expand_dims(mask, [of_scores.index(axis) for axis in "k" + shared])
         return jnp.where(mask if "e" in axes else mask.squeeze(-2), products, jnp.finfo(wide).min)
 
-    pairs = list(zip(sets, layouts, strict=True))
-    # XLA fuses the division best before the mask of one set, and behind the joining of several.
-    joined = scores(*pairs[0]) if len(sets) == 1 else jnp.concatenate([scores(*pair) for pair in pairs], -1) / divisor
-    weights = jax.nn.softmax(joined, axis=-1)
-    ends = list(itertools.accumulate(one.at.shape[-1] for one in sets))
-    parts = jnp.split(weights.astype(q.dtype), ends[:-1], axis=-1)
+    # The sets are never joined: each adds to the softmax's two sums, and the quotient has a row's columns, not its scores.
+    by_set = [scores(*pair) for pair in zip(sets, layouts, strict=True)]
+    highest = functools.reduce(jnp.maximum, [jnp.max(one, axis=-1, keepdims=True) for one in by_set])
+    powers = [jnp.exp(one - jax.lax.stop_gradient(highest)) for one in by_set]
+    total = functools.reduce(jnp.add, [jnp.sum(one, axis=-1, keepdims=True) for one in powers])
+    of_mixed = of_scores.removesuffix("s") + "d"
     mixed = [
-        jnp.einsum(f"{of_scores},{layout}->{of_queries}", part, one.kv.v)
-        for part, (one, layout) in zip(parts, pairs, strict=True)
+        jnp.einsum(f"{of_scores},{layout}->{of_mixed}", one.astype(q.dtype), seen.kv.v, preferred_element_type=wide)
+        for one, seen, layout in zip(powers, sets, layouts, strict=True)
     ]
-    return sum(mixed[1:], mixed[0]).reshape(q.shape)
+    quotient = (functools.reduce(jnp.add, mixed) / total).astype(q.dtype)
+    return jnp.einsum(f"{of_mixed}->{of_queries}", quotient).reshape(q.shape)
 
 
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:

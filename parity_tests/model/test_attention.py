@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_reports import needs_plugin
 from conftest import relative_error
 from flax import nnx
 
+from jax_grpo.memory.compile import compile_program
+from jax_grpo.memory.programs import Program
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import BLOCKS, KV, Blocks, Seen, attend
 from jax_grpo.model.decoder import Decoder
@@ -57,13 +60,17 @@ def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
     assert all(b < 1.25 * a for a, b in zip(one_array, in_blocks, strict=True))
 
 
+@pytest.mark.parametrize("target", ["cpu", pytest.param("rtx4090", marks=[needs_plugin, pytest.mark.slow])])
 @pytest.mark.parametrize(("attention", "arrays_of_scores"), [("auto", False), ("blocks", False), ("full", True)])
-def test_an_update_of_long_completions_has_no_array_of_scores(attention, arrays_of_scores):
+def test_an_update_of_long_completions_has_no_array_of_scores(attention, arrays_of_scores, target):
     sizes = Architecture(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=1024)
     model = Decoder(sizes, rngs=nnx.Rngs(0), attention=attention, remat="all")
     graphdef, params = nnx.split(model, nnx.Param)
     tokens = [jnp.ones(shape, jnp.int32) for shape in [(2, 300), (2, 300), (2, 2, 320), (2, 2, 320)]]
-    loss = lambda params: jnp.sum(nnx.merge(graphdef, params).grouped(*tokens) ** 2)  # noqa: E731
-    text = jax.jit(jax.grad(loss)).lower(params).compile(training_options()).as_text()
+    update = jax.jit(
+        jax.grad(lambda params, tokens: jnp.sum(nnx.merge(graphdef, params).grouped(*tokens) ** 2)),
+        compiler_options=training_options() if target == "cpu" else None,
+    )
+    text = compile_program(target, Program("update", update, (params, tokens))).hlo
     shapes = [[int(size) for size in shape.split(",")] for shape in re.findall(r"\w\d+\[([\d,]+)\]", text)]
     assert any(sum(size >= 300 for size in shape) > 1 for shape in shapes) == arrays_of_scores
