@@ -5,7 +5,7 @@
 Both begin with the same weights, read the same prompts in the same order, and have the same reward and settings (`trl_settings`,
 which refuses what TRL has no counterpart of). Seconds are of training alone, compiling included; both clocks stand still while
 weights are saved or evaluated. Our evaluator scores all weights on the same held-out positions. Each run is its own process, and
-TRL's is three, `STEP FOLDER PEER`: `prepare` and `evaluate` with JAX, `train` without. TRL is left as it comes but for what it has
+TRL's is three, `STEP FOLDER PEER`: only `prepare` and `evaluate` compute with JAX. TRL is left as it comes but for what it has
 no setting for: learning rates by optimiser step, completions that end where the task's stop rule ends them, and, for the peer
 `TRL-positions`, positions that do not count padding. Not part of the package.
 """
