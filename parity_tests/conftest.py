@@ -1,6 +1,7 @@
 """Shared small models and configs. Everything runs on the CPU in float32 unless a test asks for more (see `worker`)."""
 
 import functools
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ def tiny_model(dtype=jnp.float32, seed: int = 0, scale: float = 4.0, remat: Rema
     )
     graphdef, params = nnx.split(model, nnx.Param)
     return graphdef, jax.tree.map(lambda x: x * scale if x.ndim >= 2 else x, params)
+
+
+def experiment(name: str) -> Any:
+    """A script of docs/experiments as a module."""
+    sys.path.append(str(Path(__file__).parents[1] / "docs" / "experiments"))
+    return importlib.import_module(name)
 
 
 def config(**sections) -> Config:

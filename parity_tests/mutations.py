@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 class Fault(NamedTuple):
     """One wrong line: in `file`, `right` becomes `wrong`; `tests` are looked at until one is red.
 
-    `file` is of `jax_grpo` where it does not begin with `torch_ref/`.
+    `file` is of `jax_grpo` where it does not begin with `torch_ref/` or `docs/`.
     """
 
     file: str
@@ -42,7 +42,7 @@ class Fault(NamedTuple):
     @property
     def path(self) -> str:
         """Of the file, below the repository."""
-        return self.file if self.file.startswith("torch_ref/") else f"jax_grpo/{self.file}"
+        return self.file if self.file.startswith(("torch_ref/", "docs/")) else f"jax_grpo/{self.file}"
 
 
 PARITY = (
@@ -303,8 +303,8 @@ FAULTS = {
     "changed code is not told": Fault("run/resume.py", "if before.get(name) != now.get(name)]", "if before.get(name) == now.get(name)]", "tasks/test_own_rewards.py -k changed_file"),
     # The comparison with TRL by time, puzzles, and pictures of two evaluations.
     "TRL's upper clip bound is the lower one": Fault("bench/trl_settings.py", "name: own[key] for", 'name: own[key.replace("high", "low")] for', "bench/test_time_to_score.py -k handed_over"),
-    "TRL is not given the token that ends a completion": Fault("bench/trl_training.py", "return list(ids[:count])", "return list(ids[: count - 1])", "bench/test_time_to_score.py -k stop_rule"),
-    "TRL asks the prompts of another iteration": Fault("bench/trl_training.py", "if row != expected:", "if len(row) != len(expected):", "bench/test_time_to_score.py -k another_order"),
+    "TRL is not given the token that ends a completion": Fault("docs/experiments/time_to_score.py", "return list(ids[:count])", "return list(ids[: count - 1])", "bench/test_time_to_score.py -k stop_rule"),
+    "TRL asks the prompts of another iteration": Fault("docs/experiments/time_to_score.py", "if row != expected:", "if len(row) != len(expected):", "bench/test_time_to_score.py -k another_order"),
     "a score is reached at the next point": Fault("bench/curves.py", "share = (level - before.score) / (after.score - before.score)", "share = 1.0", "bench/test_time_to_score.py -k interpolated"),
     "a puzzle is solved by its first move": Fault("chess/evaluate/puzzles.py", "2 * step + 1 == len(line)]", "step == 0]", "chess/test_puzzles.py -k whole_line"),
     "the listed mate alone solves": Fault("chess/evaluate/puzzles.py", "given[attempt] == line[2 * step] or given[attempt] in mates]", "given[attempt] == line[2 * step]]", "chess/test_puzzles.py -k any_mate"),
@@ -482,7 +482,7 @@ def main() -> None:
         records = json.loads(arguments.out.read_text())
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        kept_out = shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", "docs")
+        kept_out = shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", "results")
         shutil.copytree(ROOT, copy, ignore=kept_out)
         for name in arguments.names or FAULTS:
             fault = FAULTS[name]

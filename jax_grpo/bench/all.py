@@ -1,4 +1,4 @@
-"""Every benchmark that this machine can run, within the minutes given: raw data, one Markdown table, and pictures.
+"""Every benchmark that this machine can run, within the minutes given: raw data and one Markdown table.
 
     python -m jax_grpo.bench.all --out docs/results/cpu --minutes 8
 
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from jax_grpo.bench import runner
 from jax_grpo.bench.machine import line_of, machine
-from jax_grpo.bench.records import command_parser, header, line, save, saved, selected
-from jax_grpo.bench.runner import HEADER, row
-from jax_grpo.bench.scaling import save_pictures
+from jax_grpo.bench.records import command_parser, save, saved, selected
+from jax_grpo.bench.runner import HEAD, row
+from jax_grpo.system.markdown import table
 from jax_grpo.system.process import child_record
 
 CPU, ACCELERATOR = ("cpu",), ("accelerator",)
@@ -68,8 +68,6 @@ ENTRIES: dict[str, Entry] = {
             40, ACCELERATOR,
         ),
         "lm_head": ("lm_head --problem s2 --steps 20", 60, ACCELERATOR),
-        "scaling": ("scaling --variants batch,length", 35, CPU),
-        "scaling_all": ("scaling", 60, ACCELERATOR),
     }.items()
 }  # fmt: skip
 FINISHED = "finished"  # of a benchmark's record: it came to its end
@@ -104,7 +102,7 @@ def complete(record: Mapping[str, Any]) -> bool:
 
 def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Lines of a table: ours, which is each benchmark's first variant and no other, beside the fastest of another project."""
-    lines = []
+    rows = []
     for name, record in results.items():
         times = {key: values.get("median_ms") for key, values in record.get("variants", {}).items()}
         ours = next(iter(times), "")
@@ -112,11 +110,11 @@ def peers(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if times.get(ours) and timed:
             best = min(timed, key=lambda key: times[key])
             ratio = f"{times[best] / times[ours]:.2f}"
-            lines.append(line(name, f"{ours} {times[ours]:.1f} ms", f"{best} {times[best]:.1f} ms", ratio))
-    return [header("benchmark", "ours", "fastest peer", "peer / ours"), *lines, ""] if lines else []
+            rows.append((name, f"{ours} {times[ours]:.1f} ms", f"{best} {times[best]:.1f} ms", ratio))
+    return [*table(("benchmark", "ours", "fastest peer", "peer / ours"), rows), ""] if rows else []
 
 
-def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+def tables(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown of every benchmark's variants."""
     lines = []
     for name, record in results.items():
@@ -124,7 +122,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         if variants := record.get("variants"):
             first = next(iter(variants.values()))
             rows = [row(variant, values, first) for variant, values in variants.items()]
-            lines += [f"`{record['command']}`", "", line_of(record["machine"]), "", HEADER, *rows, ""]
+            lines += [f"`{record['command']}`", "", line_of(record["machine"]), "", *table(HEAD, rows), ""]
     return "\n".join(lines)
 
 
@@ -159,8 +157,7 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
     save(folder / "suite.json", {"minutes": minutes, "device": kind, "machine": about})
     text = "A dry run on tiny sizes: no figure here means anything.\n\n" if arguments.dry_run else ""
     text += f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {line_of(about)}\n\n"
-    text += "\n".join(peers(results)) + "\n" + table(results) + "\n"
-    text += "".join(f"![{path.stem}]({path.name})\n" for path in save_pictures(results, folder, about))
+    text += "\n".join(peers(results)) + "\n" + tables(results) + "\n"
     (folder / "README.md").write_text(text)
     print(f"saved: {folder / 'README.md'}")
 

@@ -1,27 +1,24 @@
-"""Training runs by name and seed: each a process of its own, recorded, continued where it was stopped, and drawn as curves.
+"""What recorded training runs say: scores and times of each variant beside the first one's, as tables and as pictures.
 
-Shared by `variants` (settings against each other) and `time_to_score` (ours beside TRL's). Knows nothing of what makes a score.
+A record has `metric`, `last` (how many last points a score is the mean of), `variants` (settings by name) and `runs` by name and
+seed: `points` [iteration, metric], the seconds of training before each (`clock`), `entropy` and `seconds`, or an `error`.
 """
 
-import argparse
 import itertools
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import math
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
-from jax_grpo.bench.machine import line_of
-from jax_grpo.bench.records import save
-from jax_grpo.bench.runner import QUIET
-from jax_grpo.report.pictures import saved_figure
-from jax_grpo.report.records import read_records
-from jax_grpo.system.process import failure
+import numpy as np
 
-Run = dict[str, Any]  # `error`, or what `measured` gives and whatever its benchmark adds
-SECONDS = "time/iteration"
+from jax_grpo.report.pictures import saved_figure
+from jax_grpo.system.markdown import table
+
+Run = dict[str, Any]
+CURVES = 8  # more names in one picture cannot be distinguished
 
 
 class RunFailed(RuntimeError):
@@ -36,74 +33,20 @@ class Point(NamedTuple):
     score: float
 
 
-def trained(config: str, words: Sequence[str], *, cold: bool = False) -> list[dict[str, Any]]:
-    """The metrics of `python -m jax_grpo.train`, in a folder that is thrown away; `cold`: no program was compiled before.
-
-    Raises:
-        RunFailed: it ended with an error.
-    """
-    environment = os.environ | QUIET
-    if cold:
-        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-        words = [*words, "--compilation_cache", "null"]
-    with tempfile.TemporaryDirectory(prefix="run-") as folder:
-        run = ["--config", config, *words, "--run_dir", f"{folder}/run", "--logging.progress", "false"]
-        command = [sys.executable, "-m", "jax_grpo.train", *run]
-        child = subprocess.run(
-            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
-        )
-        if child.returncode:
-            raise RunFailed(failure(child.stderr, child.returncode))
-        return read_records(Path(folder) / "run" / "metrics.jsonl")
-
-
-def measured(records: Sequence[Mapping[str, Any]], metric: str) -> Run:
-    """A run's `points` [iteration, metric], and the seconds of training before each (`clock`); evaluations are no part of them.
-
-    Raises:
-        RunFailed: no record has the metric.
-    """
-    clocks = itertools.accumulate(record.get(SECONDS, 0.0) for record in records)
-    timed = [(record, clock) for record, clock in zip(records, clocks, strict=True) if record.get(metric) is not None]
-    if not timed:
-        names = sorted({name for record in records for name in record})
-        raise RunFailed(f"the run has no {metric}; expected one of {', '.join(names)}")
-    points = [[record["iteration"], record[metric]] for record, _ in timed]
-    return {"points": points, "clock": [clock for _, clock in timed]}
-
-
 def curve(run: Run) -> list[Point]:
     """A run's points with the seconds of each."""
     return [Point(step, clock, value) for (step, value), clock in zip(run["points"], run["clock"], strict=True)]
 
 
-def seeds_of(text: str, parser: argparse.ArgumentParser) -> list[str]:
-    """The seeds that `--seeds` lists, none twice; ends the command where one is none."""
-    seeds = text.split(",")
-    if not all(seed.isdigit() and int(seed) < 2**31 for seed in seeds):
-        parser.error(f"--seeds {text!r}: expected whole numbers from 0 to 2147483647 with commas between")
-    return list(dict.fromkeys(str(int(seed)) for seed in seeds))
-
-
-def run_all(
-    record: Mapping[str, Any], file: Path, seeds: Sequence[str], train: Mapping[str, Callable[[str], Run]]
-) -> None:
-    """Makes every run that `record["runs"]` lacks, by `train`'s names and seeds, and writes the record after each."""
-    for seed, (name, make) in itertools.product(seeds, train.items()):
-        runs = record["runs"].setdefault(name, {})
-        if seed not in runs:
-            try:
-                runs[seed] = make(seed)
-            except RunFailed as error:
-                runs[seed] = {"error": str(error)}
-            save(file, record)
-        shown = runs[seed]["error"] if "error" in runs[seed] else f"{runs[seed]['points'][-1][1]:.4f}"
-        print(f"seed {seed}, {name}: {shown}", flush=True)
-
-
 def finished(record: Mapping[str, Any], name: str) -> dict[str, Run]:
     """Runs of that name that did not fail, by seed."""
     return {seed: run for seed, run in record["runs"].get(name, {}).items() if "error" not in run}
+
+
+def failures(record: Mapping[str, Any], name: str) -> list[str]:
+    """Why runs of that name failed, each with its seed."""
+    runs = record["runs"].get(name, {})
+    return [f"seed {seed}: {run['error']}" for seed, run in runs.items() if "error" in run]
 
 
 def first_reached(points: Sequence[Point], level: float) -> tuple[float, float] | None:
@@ -119,20 +62,84 @@ def first_reached(points: Sequence[Point], level: float) -> tuple[float, float] 
     return None
 
 
-def conclude(record: Mapping[str, Any], table: str, file: Path) -> None:
-    """Prints the table, and writes it as Markdown below the command and the machine.
+def scores(record: Mapping[str, Any], name: str) -> list[float]:
+    """Of each finished run of a variant: the mean of the metric's last `record["last"]` points."""
+    runs = finished(record, name).values()
+    return [mean(value for _, value in run["points"][-record["last"] :]) for run in runs]
 
-    Raises:
-        SystemExit: a run failed.
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean over seeds, by Student's t; NaN with fewer than two."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return mean(values) - half, mean(values) + half
+
+
+def beyond(values: Sequence[float], first: Sequence[float]) -> str:
+    """Difference of the means from the first variant's with its 95 % interval, by Welch's t."""
+    from scipy import stats
+
+    difference = f"{mean(values) - mean(first):+.3f}"
+    if min(len(values), len(first)) < 2 or len({*values}) == len({*first}) == 1:
+        return difference
+    low, high = stats.ttest_ind(values, first, equal_var=False).confidence_interval()
+    return f"{difference} ({low:+.3f} to {high:+.3f})"
+
+
+def arrivals(record: Mapping[str, Any], score: float) -> str:
+    """Markdown: for each variant, iterations and seconds until the metric is `score`, and the first variant's over them.
+
+    Means over seeds; the ratios are means of the seeds' own, both runs of one seed, with the lowest and the highest.
     """
-    file.write_text(f"`{record['command']}`\n\n{line_of(record['machine'])}\n\n{table}\n")
-    print(table)
-    if failed := [run["error"] for runs in record["runs"].values() for run in runs.values() if "error" in run]:
-        raise SystemExit(f"{len(failed)} run(s) failed: {failed[0]}")
+    until, first, rows = f"iterations until {record['metric']} {score:g}", None, []
+    for name in record["variants"]:
+        reached = {seed: first_reached(curve(run), score) for seed, run in finished(record, name).items()}
+        arrived = {seed: np.array(arrival) for seed, arrival in reached.items() if arrival}
+        missed = [seed for seed in record["runs"].get(name, {}) if seed not in arrived]
+        never = f"not by seed {', '.join(missed)}" if missed else ""
+        first = arrived if first is None else first
+        if not arrived:
+            rows.append((name, never or "not run", "", "", ""))
+            continue
+        steps, seconds = np.mean([*arrived.values()], axis=0)
+        both = arrived.keys() & first.keys()
+        ratios = np.array([first[seed] / np.maximum(arrived[seed], 1e-9) for seed in both])
+        shown = [f"{r.mean():.2f} ({r.min():.2f} to {r.max():.2f})" for r in ratios.T] or ["-", "-"]
+        rows.append((name, f"{steps:.0f} {never}".strip(), shown[0], f"{seconds:.0f}", shown[1]))
+    return "\n".join(table(("variant", until, "the first's over them", "seconds", "ratio"), rows))
 
 
-def draw(record: Mapping[str, Any], score: str, file: Path) -> None:
-    """Two panels: the score against iterations, and against seconds of training; a line a run, a colour a name."""
+def summary(record: Mapping[str, Any]) -> str:
+    """Markdown: each variant's score over the seeds, beside the first variant's, its entropy and its seconds."""
+    metric = record["metric"] if record["last"] == 1 else f"{record['metric']}, mean of the last {record['last']}"
+    about = ("entropy at the end, nats", "seconds", "seeds")
+    head, rows = ("variant", "settings", metric, "95 % interval", "minus the first", *about), []
+    first = scores(record, next(iter(record["variants"])))
+    for number, (name, settings) in enumerate(record["variants"].items()):
+        done, reached, failed = finished(record, name).values(), scores(record, name), failures(record, name)
+        shown = f"`{shlex.join(settings)}`" if settings else "as the config has them"
+        if not done:
+            rows.append((name, shown, "; ".join(failed) or "not run", "", "", "", "", "0"))
+            continue
+        entropies = [run["entropy"] for run in done if run["entropy"] is not None]
+        spread = "{:.3f} to {:.3f}".format(*interval(reached)) if len(reached) > 1 else "-"
+        difference = beyond(reached, first) if first and number else "-"
+        entropy, seconds = f"{mean(entropies):.2f}" if entropies else "-", f"{mean(run['seconds'] for run in done):.0f}"
+        cells = (f"{mean(reached):.3f}", spread, difference, entropy, seconds)
+        rows.append((name, shown, *cells, f"{len(done)} {'; '.join(failed)}".strip()))
+    return "\n".join(table(head, rows))
+
+
+def draw(record: Mapping[str, Any], file: Path) -> None:
+    """The picture of a record: its curves, or where they are too many its scores."""
+    (_draw_scores if len(record["variants"]) > CURVES else _draw_curves)(record, file)
+
+
+def _draw_curves(record: Mapping[str, Any], file: Path) -> None:
+    """Two panels: the metric against iterations, and against seconds of training; a line a run, a colour a name."""
     with saved_figure(file, 1, 2, (11, 4.5), dpi=110, sharey=True) as (_, (panels,)):
         for axis, (panel, label) in enumerate(zip(panels, ("iterations", "seconds of training"), strict=True)):
             for number, name in enumerate(record["runs"]):
@@ -142,6 +149,24 @@ def draw(record: Mapping[str, Any], score: str, file: Path) -> None:
                     panel.plot(x, y, "o-", label=name if run == 0 else None, **style)
             panel.set(xlabel=label)
             panel.grid(alpha=0.3)
-        panels[0].set(ylabel=score)
+        panels[0].set(ylabel=record["metric"])
         if panels[0].lines:
             panels[0].legend(frameon=False)
+
+
+def _draw_scores(record: Mapping[str, Any], file: Path) -> None:
+    """A row a variant: each seed a small point, the mean a large one, its 95 % interval a line; down the page, the first's mean."""
+    reached = {name: values for name in record["variants"] if (values := scores(record, name))}
+    with saved_figure(file, 1, 1, (8, 1 + len(reached) / 4.5), dpi=110) as (_, ((panel,),)):
+        for row, values in enumerate(reached.values()):
+            colour = "tab:blue" if row else "black"
+            panel.plot(interval(values), [row, row], color=colour, linewidth=1)
+            panel.plot(values, [row] * len(values), ".", color=colour, markersize=4)
+            panel.plot(mean(values), row, "o", color=colour, markersize=6)
+            if row == 0:
+                panel.axvline(mean(values), color="black", linestyle=":", linewidth=1)
+        panel.set_yticks(range(len(reached)), list(reached), fontsize=8)
+        panel.invert_yaxis()
+        panel.margins(y=0.01)
+        panel.set(xlabel=record["metric"])
+        panel.grid(axis="x", alpha=0.3)

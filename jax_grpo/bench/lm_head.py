@@ -3,9 +3,9 @@
     python -m jax_grpo.bench.lm_head --shape s2 --target rtx4090 --json s2.json
     python -m jax_grpo.bench.lm_head --shape s2 --target local --json s2.json
 
-A head gives GRPO's clipped loss, summed over tokens and divided by T, and its gradients in hidden states and embedding. Baselines
-are written as trainers write them, and `best` as well as it can be. Peers are PyTorch's compiled plain head and Liger's fused
-linear GRPO loss, which needs a GPU.
+A head gives GRPO's clipped loss, summed over tokens and divided by T, and its gradients in hidden states and embedding.
+`materialised` is what trainers write, `best` a plain head written as well as it can be. Peers are PyTorch's compiled plain head and
+Liger's fused linear GRPO loss, which needs a GPU.
 """
 
 import statistics
@@ -73,17 +73,6 @@ def parse_shape(text: str) -> Shape:
     return Shape(tokens, width, -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE, vocab)
 
 
-def _typical(hidden_TH, embedding_VH, targets_T):
-    logp_TV = jax.nn.log_softmax((hidden_TH @ embedding_VH.T).astype(jnp.float32))
-    return jnp.take_along_axis(logp_TV, targets_T[:, None], axis=1)[:, 0]
-
-
-def _plain(hidden_TH, embedding_VH, targets_T):
-    logits_TV = hidden_TH @ embedding_VH.T
-    target_T = jnp.take_along_axis(logits_TV, targets_T[:, None], axis=1)[:, 0].astype(jnp.float32)
-    return target_T - jax.nn.logsumexp(logits_TV.astype(jnp.float32), axis=-1)
-
-
 def _best(hidden_TH, embedding_VH, targets_T):
     logits_TV = (hidden_TH @ embedding_VH.T).astype(jnp.float32)
     target_T = jnp.sum(jnp.where(jnp.arange(logits_TV.shape[-1]) == targets_T[:, None], logits_TV, 0), axis=-1)
@@ -98,8 +87,7 @@ class Head(NamedTuple):
     fused: bool = False
 
 
-# Baselines take padding rows for tokens, which costs them nothing.
-BASELINES = {"typical": _typical, "plain": _plain, "best": _best}
+BEST = "best"
 SMALL, HALF = Tiling(tokens=4096, vocab=4096), Tiling(logits_dtype="bfloat16")
 HEADS = {
     "materialised": Head("materialised"),
@@ -111,7 +99,8 @@ HEADS = {
     "pallas": Head("pallas", fused=True),
     "pallas-bf16": Head("pallas", HALF, fused=True),
     "pallas-small": Head("pallas", SMALL, fused=True),
-} | {name: Head(name) for name in BASELINES}
+    BEST: Head(BEST),
+}
 
 
 def step_of(name: str, shape: Shape) -> Callable:
@@ -125,9 +114,8 @@ def step_of(name: str, shape: Shape) -> Callable:
         return surrogate(logp_C[:, None], old_C1, rows_C["advantages"], mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
 
     def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
-        if name in BASELINES:
-            logp_T = BASELINES[name](hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows["targets"])
-            return jnp.sum(losses(rows, logp_T))
+        if name == BEST:  # it takes padding rows for tokens, which costs it nothing
+            return jnp.sum(losses(rows, _best(hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows["targets"])))
         tokens = (hidden_TH[None], embedding_VH, rows["targets"][None])
         if not head.fused:
             return jnp.sum(losses(rows, LM_HEADS[head.implementation](*tokens, **how)[0][0]))

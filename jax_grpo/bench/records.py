@@ -1,4 +1,4 @@
-"""What every benchmark's command has: a record of its settings, machine and results as JSON, and tables in Markdown.
+"""What every benchmark's command has: a record of its settings, machine and results as JSON.
 
 Knows nothing of what is measured.
 """
@@ -58,13 +58,3 @@ def same_settings(earlier: Mapping[str, Any], record: Mapping[str, Any], *names:
     """Whether an earlier record, which may be empty, has these settings as this one, and the same processor."""
     same = all(earlier.get(name) == record[name] for name in names)
     return same and earlier["machine"].get("processor") == record["machine"]["processor"]
-
-
-def line(*cells: Any) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def header(*names: str) -> str:
-    """The first two lines of a Markdown table."""
-    return f"{line(*names)}\n|{'---|' * len(names)}"

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench.machine import LEAST_STEPS, Step, finished, milliseconds
-from jax_grpo.bench.records import command_parser, header, line, new_record, same_settings, save, saved, selected
+from jax_grpo.bench.records import command_parser, new_record, same_settings, save, saved, selected
 from jax_grpo.system import memory
+from jax_grpo.system.markdown import line, table
 from jax_grpo.system.process import child_record
 
 # Largest difference between a variant's numbers and the first one's, relative to the larger: the parity contract's, by dtype.
@@ -196,7 +197,7 @@ def _child(bench: Bench, job: Mapping[str, Any]) -> dict[str, Any]:
     return prepared if isinstance(prepared, dict) else measure(prepared, job["steps"], until, job["expected"])
 
 
-HEADER = header("variant", "median ms", "of steps", "min to max", "times the first", "peak MB", "rate")
+HEAD = ("variant", "median ms", "of steps", "min to max", "times the first", "peak MB", "rate")
 RATES = (
     ("teraflops_per_second", 1e3, "GFLOP/s"),
     ("tokens_per_second", 1, "tokens/s"),
@@ -205,10 +206,10 @@ RATES = (
 )
 
 
-def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """A line of `HEADER`'s table; the ratio is this variant's time over the first one's."""
+def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[object, ...]:
+    """A row below `HEAD`; the ratio is this variant's time over the first one's."""
     if reason := record.get("error") or ("skipped" in record and f"skipped: {record['skipped']}"):
-        return line(name, reason, *[""] * 5)
+        return (name, reason, *[""] * 5)
     times = ["-"] * 4
     if "median_ms" in record:
         ratio = f"{record['median_ms'] / first['median_ms']:.2f}" if "median_ms" in first else "-"
@@ -216,7 +217,7 @@ def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> str:
         times = [f"{record['median_ms']:.1f}", record["steps"], span, ratio]
     peak = record.get("device_peak_bytes") or record.get("process_peak_bytes")
     rates = [f"{scale * record[key]:.1f} {unit}" for key, scale, unit in RATES if key in record]
-    return line(name, *times, f"{peak / 1e6:.0f}" if peak else "-", ", ".join(rates + record.get("notes", [])) or "-")
+    return (name, *times, f"{peak / 1e6:.0f}" if peak else "-", ", ".join(rates + record.get("notes", [])) or "-")
 
 
 def _parser(bench: Bench) -> argparse.ArgumentParser:
@@ -257,7 +258,7 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
         problem = problem._replace(**{name: getattr(arguments, name) for name in bench.options})
     facts = {"problem": arguments.problem, "resolved": json.dumps(problem), "allocator": arguments.allocator}
     record = new_record(bench.module, argv, **facts)
-    print(f"# {problem}\n{HEADER}")
+    print(f"# {problem}", *table(HEAD), sep="\n")
     earlier = saved(arguments.json) if arguments.resume else {}
     earlier = with_figures(earlier) if same_settings(earlier, record, *facts) else {}
     results = record["variants"] = {}
@@ -267,7 +268,7 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
         job = {"variant": name, "problem": problem, "steps": arguments.steps, "allocator": arguments.allocator}
         job["expected"] = results[names[0]] if number else None
         results[name] = earlier.get(name) or run_child(bench, job, limit_s)
-        print(row(name, results[name], results[names[0]]), flush=True)
+        print(line(*row(name, results[name], results[names[0]])), flush=True)
         save(arguments.json, record)
 
 

@@ -76,7 +76,9 @@ def require_same(config: Config, *, whole_run: bool = True) -> None:
 
 
 def trl_settings(config: Config, *, whole_run: bool = True) -> dict[str, Any]:
-    """Keywords of `GRPOConfig`; not among them: the schedule and what ends a completion, which `trl_training` gives TRL itself.
+    """Keywords of `GRPOConfig`.
+
+    Not among them: the schedule and what ends a completion, which docs/experiments/time_to_score.py gives TRL itself.
 
     Raises:
         NotTheSame: see `require_same`.
@@ -111,13 +113,3 @@ def trl_settings(config: Config, *, whole_run: bool = True) -> dict[str, Any]:
         "bf16": config.model.compute_dtype == "bfloat16",
         "seed": config.seed,
     }
-
-
-def differences(config: Config) -> list[str]:
-    """What is not the same although both have the setting, one sentence each; see docs/trl_differences.md."""
-    sentences = [
-        "TRL's training pass counts the padding before a prompt as positions (peer TRL-positions: it does not)"
-    ]
-    if config.objective.has_bonus and peer_parts(config) > 1:
-        sentences.append("TRL's entropy bonus is a mean of each micro-batch's tokens, then over micro-batches")
-    return sentences

@@ -1,34 +1,35 @@
-"""Settings against each other: the same run with some settings changed, over seeds; a table and a picture of a metric.
+"""Training runs against each other over seeds: one config with some settings changed; a table and a picture.
 
     python -m jax_grpo.bench.variants --config configs/length_toy.yaml --seeds 0,1,2 --out docs/results/shaping \\
         --variant "sum first" --variant "GDPO: --advantage.components gdpo"
 
-Each variant's score stands beside the first one's: a difference whose interval holds 0 has not been shown.
-
-Each run is a process of its own, and its metric and entropy by iteration are recorded; a run that the record has is not made again.
+Each variant's score stands beside the first one's: a difference whose interval holds 0 has not been shown. Each run is a process of
+its own, recorded when it is done; a run that the record has is not made again.
 """
 
 import argparse
-import math
+import itertools
+import os
 import shlex
-from collections.abc import Mapping, Sequence
-from functools import partial
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-import numpy as np
 import yaml
 
-from jax_grpo.bench import curves
-from jax_grpo.bench.curves import curve, finished, first_reached
-from jax_grpo.bench.records import command_parser, header, line, new_record, saved
+from jax_grpo.bench.curves import Run, RunFailed, arrivals, draw, failures, finished, summary
+from jax_grpo.bench.machine import line_of
+from jax_grpo.bench.records import command_parser, new_record, save, saved
+from jax_grpo.bench.runner import QUIET
 from jax_grpo.config import ConfigError, check_files, load_config
-from jax_grpo.report.pictures import saved_figure
+from jax_grpo.report.records import read_records
+from jax_grpo.system.process import failure
 
 MODULE = "jax_grpo.bench.variants"
-ENTROPY = "entropy"
-CURVES = 8  # more names in one picture cannot be distinguished
+ENTROPY, SECONDS = "entropy", "time/iteration"
 Variant = tuple[str, list[str]]  # a name, and settings as words of a command line, such as `--advantage.scale none`
 
 
@@ -55,109 +56,83 @@ def read_variants(file: Path) -> list[Variant]:
     return [(name, shlex.split(settings)) for name, settings in rows.items()]
 
 
-def train(config: str, overrides: Sequence[str], metric: str) -> dict[str, Any]:
-    """One run's `curves.measured`, its seconds of training in all, and its last entropy in nats.
+def train(config: str, words: Sequence[str], metric: str, *, cold: bool = False) -> Run:
+    """`measured` of a run of `jax_grpo.train` in a folder that is thrown away; `cold`: no program was compiled before.
 
     Raises:
         RunFailed: it ended with an error, or has no such metric.
     """
-    records = curves.trained(config, overrides)
-    entropies = [record[ENTROPY] for record in records if record.get(ENTROPY) is not None]
-    seconds = sum(record.get(curves.SECONDS, 0.0) for record in records)
-    about = {"entropy": entropies[-1] if entropies else None, "seconds": seconds}
-    return curves.measured(records, metric) | about
+    with tempfile.TemporaryDirectory(prefix="run-") as folder:
+        run = ["--config", config, *words, "--run_dir", f"{folder}/run", "--logging.progress", "false"]
+        command, environment = [sys.executable, "-m", "jax_grpo.train", *run], os.environ | QUIET
+        if cold:
+            environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+            command += ["--compilation_cache", "null"]
+        child = subprocess.run(
+            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
+        )
+        if child.returncode:
+            raise RunFailed(failure(child.stderr, child.returncode))
+        return measured(read_records(Path(folder) / "run" / "metrics.jsonl"), metric)
 
 
-def scores(record: Mapping[str, Any], name: str) -> list[float]:
-    """Of each finished run of a variant: the mean of the metric's last `record["last"]` points."""
-    runs = finished(record, name).values()
-    return [mean(value for _, value in run["points"][-record["last"] :]) for run in runs]
+def measured(records: Sequence[Mapping[str, Any]], metric: str) -> Run:
+    """A run's `points` [iteration, metric] and the seconds of training before each (`clock`), of which evaluations are no part.
 
+    Also its `seconds` of training in all, its last `entropy` in nats, and the `scores` of each evaluation.
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean over seeds, by Student's t; NaN with fewer than two."""
-    from scipy import stats
-
-    if len(values) < 2:
-        return math.nan, math.nan
-    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
-    return mean(values) - half, mean(values) + half
-
-
-def beyond(values: Sequence[float], first: Sequence[float]) -> str:
-    """Difference of the means from the first variant's with its 95 % interval, by Welch's t."""
-    from scipy import stats
-
-    difference = f"{mean(values) - mean(first):+.3f}"
-    if min(len(values), len(first)) < 2 or len({*values}) == len({*first}) == 1:
-        return difference
-    low, high = stats.ttest_ind(values, first, equal_var=False).confidence_interval()
-    return f"{difference} ({low:+.3f} to {high:+.3f})"
-
-
-def arrivals(record: Mapping[str, Any], score: float) -> str:
-    """Markdown: for each variant, iterations and seconds until the metric is `score`, and the first variant's over them.
-
-    Means over seeds; the ratios are means of the seeds' own, both runs of one seed, with the lowest and the highest.
+    Raises:
+        RunFailed: no record has the metric.
     """
-    until = f"iterations until {record['metric']} {score:g}"
-    lines, first = [header("variant", until, "the first's over them", "seconds", "ratio")], None
-    for name in record["variants"]:
-        reached = {seed: first_reached(curve(run), score) for seed, run in finished(record, name).items()}
-        arrived = {seed: np.array(arrival) for seed, arrival in reached.items() if arrival}
-        missed = [seed for seed in record["runs"].get(name, {}) if seed not in arrived]
-        never = f"not by seed {', '.join(missed)}" if missed else ""
-        first = arrived if first is None else first
-        if not arrived:
-            lines.append(line(name, never or "not run", "", "", ""))
-            continue
-        steps, seconds = np.mean([*arrived.values()], axis=0)
-        both = arrived.keys() & first.keys()
-        ratios = np.array([first[seed] / np.maximum(arrived[seed], 1e-9) for seed in both])
-        shown = [f"{r.mean():.2f} ({r.min():.2f} to {r.max():.2f})" for r in ratios.T] or ["-", "-"]
-        lines.append(line(name, f"{steps:.0f} {never}".strip(), shown[0], f"{seconds:.0f}", shown[1]))
-    return "\n".join(lines)
+    clocks = list(itertools.accumulate(record.get(SECONDS, 0.0) for record in records))
+    timed = [(record, clock) for record, clock in zip(records, clocks, strict=True) if record.get(metric) is not None]
+    if not timed:
+        names = sorted({name for record in records for name in record})
+        raise RunFailed(f"the run has no {metric}; expected one of {', '.join(names)}")
+    entropies = [record[ENTROPY] for record in records if record.get(ENTROPY) is not None]
+    evaluations = [record for record in records if "loss" not in record]
+    return {
+        "points": [[record["iteration"], record[metric]] for record, _ in timed],
+        "clock": [clock for _, clock in timed],
+        "seconds": clocks[-1],
+        "entropy": entropies[-1] if entropies else None,
+        "scores": [{name: x for name, x in record.items() if name.startswith("eval/")} for record in evaluations],
+    }
 
 
-def summary(record: Mapping[str, Any]) -> str:
-    """Markdown: each variant's score over the seeds, beside the first variant's, its entropy and its seconds."""
-    metric = record["metric"] if record["last"] == 1 else f"{record['metric']}, mean of the last {record['last']}"
-    about = ("entropy at the end, nats", "seconds", "seeds")
-    lines = [header("variant", "settings", metric, "95 % interval", "minus the first", *about)]
-    first = scores(record, next(iter(record["variants"])))
-    for number, (name, settings) in enumerate(record["variants"].items()):
-        done, reached = finished(record, name).values(), scores(record, name)
-        shown = f"`{shlex.join(settings)}`" if settings else "as the config has them"
-        runs = record["runs"].get(name, {}).items()
-        failed = "; ".join(f"seed {seed}: {run['error']}" for seed, run in runs if "error" in run)
-        if not done:
-            lines.append(line(name, shown, failed or "not run", "", "", "", "", "0"))
-            continue
-        entropies = [run["entropy"] for run in done if run["entropy"] is not None]
-        spread = "{:.3f} to {:.3f}".format(*interval(reached)) if len(reached) > 1 else "-"
-        difference = beyond(reached, first) if first and number else "-"
-        entropy, seconds = f"{mean(entropies):.2f}" if entropies else "-", f"{mean(run['seconds'] for run in done):.0f}"
-        cells = (f"{mean(reached):.3f}", spread, difference, entropy, seconds)
-        lines.append(line(name, shown, *cells, f"{len(done)} {failed}".strip()))
-    return "\n".join(lines)
+def seeds_of(text: str, parser: argparse.ArgumentParser) -> list[str]:
+    """The seeds that `--seeds` lists, none twice; ends the command where one is none."""
+    seeds = text.split(",")
+    if not all(seed.isdigit() and int(seed) < 2**31 for seed in seeds):
+        parser.error(f"--seeds {text!r}: expected whole numbers from 0 to 2147483647 with commas between")
+    return list(dict.fromkeys(str(int(seed)) for seed in seeds))
 
 
-def draw_scores(record: Mapping[str, Any], file: Path) -> None:
-    """A row a variant: each seed a small point, the mean a large one, its 95 % interval a line; down the page, the first's mean."""
-    reached = {name: values for name in record["variants"] if (values := scores(record, name))}
-    with saved_figure(file, 1, 1, (8, 1 + len(reached) / 4.5), dpi=110) as (_, ((panel,),)):
-        for row, values in enumerate(reached.values()):
-            colour = "tab:blue" if row else "black"
-            panel.plot(interval(values), [row, row], color=colour, linewidth=1)
-            panel.plot(values, [row] * len(values), ".", color=colour, markersize=4)
-            panel.plot(mean(values), row, "o", color=colour, markersize=6)
-            if row == 0:
-                panel.axvline(mean(values), color="black", linestyle=":", linewidth=1)
-        panel.set_yticks(range(len(reached)), list(reached), fontsize=8)
-        panel.invert_yaxis()
-        panel.margins(y=0.01)
-        panel.set(xlabel=record["metric"])
-        panel.grid(axis="x", alpha=0.3)
+def make_runs(record: Mapping[str, Any], file: Path, seeds: Sequence[str], make: Callable[[str, str], Run]) -> None:
+    """Makes the runs, of a name in `record["variants"]` and a seed, that `record["runs"]` lacks; writes the record after each."""
+    for seed, name in itertools.product(seeds, record["variants"]):
+        runs = record["runs"].setdefault(name, {})
+        if seed not in runs:
+            try:
+                runs[seed] = make(name, seed)
+            except RunFailed as error:
+                runs[seed] = {"error": str(error)}
+            save(file, record)
+        run = runs[seed]
+        print(f"seed {seed}, {name}: {run.get('error') or format(run['points'][-1][1], '.4f')}", flush=True)
+
+
+def conclude(record: Mapping[str, Any], file: Path, table: str) -> None:
+    """Draws the record, prints the table, and writes it as Markdown below the command and the machine.
+
+    Raises:
+        SystemExit: a run failed.
+    """
+    draw(record, file.with_suffix(".png"))
+    file.with_suffix(".md").write_text(f"`{record['command']}`\n\n{line_of(record['machine'])}\n\n{table}\n")
+    print(table)
+    if failed := [reason for name in record["runs"] for reason in failures(record, name)]:
+        raise SystemExit(f"{len(failed)} run(s) failed: {failed[0]}")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -182,7 +157,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     listed += map(parse_variant, arguments.variant)
     if not listed:
         parser.error("expected --variant or --variants")
-    arguments.variants, arguments.seeds = dict(listed), curves.seeds_of(arguments.seeds, parser)
+    arguments.variants, arguments.seeds = dict(listed), seeds_of(arguments.seeds, parser)
     names = [name for name, _ in listed]
     if twice := [name for name in names if names.count(name) > 1 or not name]:
         parser.error(f"--variant {twice[0]!r}: expected a name for each, and no name twice")
@@ -197,29 +172,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     arguments = _arguments(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file, config, metric = arguments.out / "variants.json", arguments.config, arguments.metric
-    facts = {"metric": metric, "last": arguments.last, "config": load_config(config).model_dump(mode="json")}
-    record = new_record(MODULE, argv, **facts, variants=arguments.variants)
+    file, config, variants = arguments.out / "variants.json", arguments.config, arguments.variants
+    facts = {"metric": arguments.metric, "config": load_config(config).model_dump(mode="json")}
+    record = new_record(MODULE, argv, **facts, last=arguments.last, variants=variants)
     earlier = saved(file)
-    same = all(earlier.get(name) == record[name] for name in ("metric", "config"))
-    before = earlier["variants"] if same else {}
-    record["runs"] = {
-        name: finished(earlier, name) if before.get(name) == words else {} for name, words in arguments.variants.items()
-    }
+    before = earlier["variants"] if all(earlier.get(name) == value for name, value in facts.items()) else {}
+    runs = {name: finished(earlier, name) if before.get(name) == words else {} for name, words in variants.items()}
+    record["runs"] = runs
 
-    def one_run(overrides: Sequence[str], seed: str) -> dict[str, Any]:
-        return train(config, [*overrides, "--seed", seed], metric)
+    def make(name: str, seed: str) -> Run:
+        return train(config, [*variants[name], "--seed", seed], arguments.metric)
 
-    train_each = {name: partial(one_run, words) for name, words in arguments.variants.items()}
-    curves.run_all(record, file, arguments.seeds, train_each)
-    table = summary(record)
-    if arguments.reach is not None:
-        table += f"\n\n{arrivals(record, arguments.reach)}"
-    if len(record["variants"]) > CURVES:
-        draw_scores(record, file.with_suffix(".png"))
-    else:
-        curves.draw(record, metric, file.with_suffix(".png"))
-    curves.conclude(record, table, file.with_suffix(".md"))
+    make_runs(record, file, arguments.seeds, make)
+    reached = "" if arguments.reach is None else f"\n\n{arrivals(record, arguments.reach)}"
+    conclude(record, file, summary(record) + reached)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from jax_grpo.system import devices
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grpo.memory", description=(__doc__ or "").splitlines()[0])
     option, targets = parser.add_argument, ", ".join(devices.known())
-    option("--config", required=True, help="of the run; any --section.key value overrides it")
-    option("--target", default="rtx4090", help=f"{targets}, cpu, or local (default: rtx4090)")
     option(
-        "--mesh", metavar="data=4,fsdp=2", help="several such devices, as the config's mesh; every figure is of each"
+        "--config",
+        required=True,
+        help="of the run; any --section.key value overrides it; of a --mesh.fsdp 4 every figure is of each device",
     )
+    option("--target", default="rtx4090", help=f"{targets}, cpu, or local (default: rtx4090)")
     option("--json", metavar="FILE", help="the report as data")
     option("--out", metavar="DIR", help="the report as JSON, Markdown and a picture")
     option("--search", action="store_true", help="also the largest micro-batch and batch (a minute or two)")
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.launches and arguments.target in HERE:
         raise SystemExit(f"--launches counts kernels of a GPU: give --target one of {targets}, not {arguments.target}")
     try:
-        config = load_config(arguments.config, [*overrides, *_axes(arguments.mesh)])
+        config = load_config(arguments.config, overrides)
         if (count := config.mesh.devices) > 1 and (arguments.search or arguments.launches or arguments.measure):
             raise ValueError(
                 f"--search, --launches and --measure are of one device, and the mesh is of {count}; leave them out"
@@ -67,17 +68,6 @@ def main(argv: list[str] | None = None) -> None:
         (folder / f"{name}.json").write_text(data)
         (folder / f"{name}.md").write_text(f"`{command}`\n\n{words}\n![by part]({name}.png)\n")
         save_picture(record, folder / f"{name}.png", Path(arguments.config).stem)
-
-
-def _axes(given: str | None) -> list[str]:
-    """`data=4,fsdp=2` as options of the config. Raises ValueError: not of that form."""
-    words = []
-    for part in given.split(",") if given else ():
-        axis, _, size = part.partition("=")
-        if axis not in ("data", "fsdp", "tensor") or not size.isdigit():
-            raise ValueError(f"--mesh {given}: expected sizes of data, fsdp and tensor, such as data=4,fsdp=2")
-        words += [f"--mesh.{axis}", size]
-    return words
 
 
 if __name__ == "__main__":

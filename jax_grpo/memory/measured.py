@@ -18,7 +18,7 @@ import numpy as np
 from jax_grpo.config import Config, load_config
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import run_of
-from jax_grpo.memory.report import table
+from jax_grpo.system.markdown import table
 from jax_grpo.system.memory import forget_peak, peak, resident, trim
 from jax_grpo.system.process import child_record
 

@@ -7,7 +7,7 @@ copy of a weight, one as wide as the vocabulary is logits, one of the cache's si
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from jax_grpo.memory.fit import largest_completions, run_on
 from jax_grpo.memory.launches import launches_of
 from jax_grpo.memory.programs import Program, Run, generated, on_a_device
 from jax_grpo.mesh import gathered_shape
+from jax_grpo.report.pictures import saved_figure
 from jax_grpo.rollout.decoding import chunk_lengths
+from jax_grpo.system.markdown import table
 from jax_grpo.system.memory import GB
 
 TOP = 8  # kinds of buffer listed for a program
@@ -219,33 +221,24 @@ def _launches(program: Record) -> list[str]:
     return [f"Launches of `{program['name']}`:", "", *table(head, rows), "", whole]
 
 
-def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """A Markdown table's lines."""
-    first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows))
-    return [first, f"|{'---|' * len(head)}", *others]
-
-
 def save_picture(record: Record, path: Path, title: str) -> None:
     """Writes a PNG: a bar for each program, stacked by the parts that fill the device while it runs, under a line at its memory."""
     import matplotlib  # slow
-    from matplotlib.figure import Figure
 
     device, programs = record["device"], record["programs"]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
     names, bottom = [program["name"] for program in programs], np.zeros(len(programs))
-    for colour, part in zip(matplotlib.color_sequences["tab20"], PARTS, strict=False):
-        heights = np.array([program["parts"].get(part, 0) / GB for program in programs])
-        if heights.any():
-            axes.bar(names, heights, bottom=bottom, label=part, color=colour, width=0.6)
-            bottom = bottom + heights
-    for place, top in enumerate(bottom):
-        axes.annotate(f"{top:.2f} GB", (place, top), ha="center", va="bottom")
-    if device["memory"] < 2 * max(bottom) * GB:
-        axes.axhline(device["memory"] / GB, color="black", linestyle="--", linewidth=1)
-        axes.annotate(device["kind"], (0, device["memory"] / GB), va="bottom")
-    axes.set(ylabel="GB on the device", ylim=(0, 1.15 * max(bottom)))
-    axes.set_title(f"{title}: {device['kind']}, {record['spare'] / GB:.2f} GB to spare", fontsize=10)
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.savefig(path, dpi=120)
+    with saved_figure(path, 1, 1, (8, 4.5), dpi=120) as (_, ((axes,),)):
+        for colour, part in zip(matplotlib.color_sequences["tab20"], PARTS, strict=False):
+            heights = np.array([program["parts"].get(part, 0) / GB for program in programs])
+            if heights.any():
+                axes.bar(names, heights, bottom=bottom, label=part, color=colour, width=0.6)
+                bottom = bottom + heights
+        for place, top in enumerate(bottom):
+            axes.annotate(f"{top:.2f} GB", (place, top), ha="center", va="bottom")
+        if device["memory"] < 2 * max(bottom) * GB:
+            axes.axhline(device["memory"] / GB, color="black", linestyle="--", linewidth=1)
+            axes.annotate(device["kind"], (0, device["memory"] / GB), va="bottom")
+        axes.set(ylabel="GB on the device", ylim=(0, 1.15 * max(bottom)))
+        axes.set_title(f"{title}: {device['kind']}, {record['spare'] / GB:.2f} GB to spare", fontsize=10)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from jax_grpo.report.pictures import saved_figure
 from jax_grpo.report.records import yardsticks_of
 from jax_grpo.tasks.base import Headline
 
@@ -34,34 +31,32 @@ def curves(records: Sequence[dict], path: Path, headlines: Sequence[Headline] = 
     own = [(each.metric, each.title, each.unit) for each in headlines]
     panels = [PANELS[0], *own, *PANELS[1:], *(("reward/" + name + "/mean", name, "mean") for name in compared)]
     columns = -(-len(panels) // 2)
-    figure, axes = plt.subplots(2, columns, figsize=(4 * columns, 6), layout="constrained")
-    for axis in axes.flat[len(panels) :]:
-        axis.axis("off")
-    for axis, (name, title, unit) in zip(axes.flat, panels, strict=False):
-        points = [(r["iteration"], r[name]) for r in records if r.get(name) is not None]
-        if points:
-            steps, values = zip(*points, strict=True)
-            axis.plot(steps, values, color=TRAINED, linewidth=0.8, alpha=0.3)
-            axis.plot(steps, _smoothed(values), color=TRAINED, linewidth=1.5)
-        else:
-            axis.text(0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray")
-        if name == "reward/mean":
-            _held_out(axis, records, ("reward",))
-        if name in shares:
-            known = dict.fromkeys(key.partition("/")[2].partition("/")[2] for record in records for key in record)
-            _held_out(axis, records, [key for key in known if key.rpartition("/")[2] == shares[name].component])
-            axis.set_ylim(0, 1)
-        if title in compared:
-            _held_out(axis, records, (title,))
-            _plain_players(axis, records, title)
-        axis.set_title(title, fontsize=10, loc="left")
-        axis.set_ylabel(unit, fontsize=8)
-        axis.set_xlabel("iteration", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(path, 2, columns, (4 * columns, 6), dpi=110) as (_, axes):
+        for axis in axes.flat[len(panels) :]:
+            axis.axis("off")
+        for axis, (name, title, unit) in zip(axes.flat, panels, strict=False):
+            points = [(r["iteration"], r[name]) for r in records if r.get(name) is not None]
+            if points:
+                steps, values = zip(*points, strict=True)
+                axis.plot(steps, values, color=TRAINED, linewidth=0.8, alpha=0.3)
+                axis.plot(steps, _smoothed(values), color=TRAINED, linewidth=1.5)
+            else:
+                axis.text(0.5, 0.5, "not part of this run", ha="center", transform=axis.transAxes, color="gray")
+            if name == "reward/mean":
+                _held_out(axis, records, ("reward",))
+            if name in shares:
+                known = dict.fromkeys(key.partition("/")[2].partition("/")[2] for record in records for key in record)
+                _held_out(axis, records, [key for key in known if key.rpartition("/")[2] == shares[name].component])
+                axis.set_ylim(0, 1)
+            if title in compared:
+                _held_out(axis, records, (title,))
+                _plain_players(axis, records, title)
+            axis.set_title(title, fontsize=10, loc="left")
+            axis.set_ylabel(unit, fontsize=8)
+            axis.set_xlabel("iteration", fontsize=8)
+            axis.tick_params(labelsize=8)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(alpha=0.25)
 
 
 def _smoothed(values: Sequence[float]) -> np.ndarray:

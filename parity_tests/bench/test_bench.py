@@ -11,9 +11,8 @@ import pytest
 from tiny_bench import BENCH
 
 from jax_grpo.bench import all as suite_all
-from jax_grpo.bench import rollout, runner, scaling, update
+from jax_grpo.bench import rollout, runner, update
 from jax_grpo.bench.problems import Problem, config_of, sizes_of
-from jax_grpo.bench.scaling import save_pictures
 from jax_grpo.bench.trl_settings import NotTheSame
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.memory.programs import run_of
@@ -341,44 +340,6 @@ def test_peers_are_compared_with_the_first_variant():
         "torch-b": {"median_ms": 5.0},
     }
     assert suite_all.peers({"x": {"variants": timed}})[-2] == "| x | ours 2.0 ms | torch 3.0 ms | 1.50 |"
-
-
-def test_exponents_are_those_of_the_powers():
-    points = [
-        {
-            "program": "update",
-            "over": "width",
-            "size": n,
-            "min_ms": 3 * n**2,
-            "flops": 5 * n**2,
-            "bytes": n,
-            "expected_bytes": n**0.5,
-        }
-        for n in (1, 2, 4)
-    ]
-    time_fit, memory_fit = scaling.exponents(points)
-    assert (time_fit["found"], time_fit["expected"]) == pytest.approx((2, 2))
-    assert (memory_fit["found"], memory_fit["expected"]) == pytest.approx((1, 0.5))
-
-
-@pytest.mark.slow
-def test_scaling_gives_exponents_and_pictures_and_goes_on(tmp_path, capsys):
-    file = tmp_path / "scaling.json"
-    words = ["--variants", "length", "--json", str(file)]
-    runner.main(scaling.BENCH, [*words, "--seconds", "0"])
-    assert json.loads(file.read_text())["variants"]["length"] == {"error": "left out: the seconds were over"}
-    runner.main(scaling.BENCH, words)
-    record, shown = json.loads(file.read_text()), capsys.readouterr().out
-    fits = record["variants"]["length"]["exponents"]
-    memory = next(fit for fit in fits if fit["what"] == "memory" and fit["program"] == "update")
-    print(shown)
-    assert memory["found"] == pytest.approx(memory["expected"], abs=0.25)
-    assert f"update's memory {memory['found']:.2f}" in shown
-    runner.main(scaling.BENCH, [*words, "--resume", "--seconds", "0"])
-    assert json.loads(file.read_text())["variants"] == record["variants"]
-    speeds = {"peak_flops": 1e11, "bandwidth": 1e10}
-    pictures = save_pictures({"scaling": record}, tmp_path, speeds)
-    assert [path.name for path in pictures] == ["scaling.png", "throughput.png", "roofline.png"]
 
 
 def test_a_config_of_another_family_is_no_problem_of_gpt2s(tmp_path):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from conftest import config
+from conftest import config, experiment
 
-from jax_grpo.bench import curves, time_to_score, trl_settings, trl_training
+from jax_grpo.bench import curves, trl_settings, variants
 from jax_grpo.bench.trl_settings import NotTheSame
 from jax_grpo.chess.tasks.stop_rules import SPACES, policy_stop
 from jax_grpo.config import Config
@@ -15,6 +15,7 @@ from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Prompt
 
+time_to_score = experiment("time_to_score")
 # Settings that reach TRL otherwise than by `GRPOConfig`: the schedule as a list of rates, the prompts as texts.
 HANDED_OVER = {"update.schedule", "update.warmup_steps", "update.total_steps", "update.final_learning_rate_fraction"}
 # Settings that change how something is computed and no number of it, or that act only beside one that is refused.
@@ -98,7 +99,7 @@ def test_all_that_trl_has_no_counterpart_of_is_listed_at_once():
 )
 def test_a_completion_ends_for_trl_where_the_stop_rule_ends_it(text, kept):
     tokenizer = Tokenizer.load("chess")
-    stop, ids = trl_training.Stop(policy_stop(), "chess", SPACES), tokenizer.encode(text)
+    stop, ids = time_to_score.Stop(policy_stop(), "chess", SPACES), tokenizer.encode(text)
     padded = [*ids, tokenizer.eos_id] if kept != text else ids
     assert tokenizer.decode(stop.cut(padded)) == kept
     ended, prompt = stop.criterion(), [[7, 7]]
@@ -108,20 +109,20 @@ def test_a_completion_ends_for_trl_where_the_stop_rule_ends_it(text, kept):
 
 
 def test_end_of_text_ends_a_completion_and_belongs_to_it():
-    stop = trl_training.Stop(policy_stop(), "chess", SPACES)
+    stop = time_to_score.Stop(policy_stop(), "chess", SPACES)
     assert stop.cut([Tokenizer.load("chess").eos_id, 5, 6]) == [Tokenizer.load("chess").eos_id]
 
 
 FEN = "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"
 
 
-def reward() -> trl_training.Reward:
+def reward() -> time_to_score.Reward:
     task = make_task(task_of(name="policy", prompt_style="best_move", rewards={"legal": 2.0, "parseable": 0.5}))
     from jax_grpo.chess.positions.position import Position
 
     prompts = [task.prompt(Position(FEN), 0) for _ in range(8)]
     assert all(isinstance(prompt, Prompt) for prompt in prompts)
-    return trl_training.Reward(task, config(), prompts)
+    return time_to_score.Reward(task, config(), prompts)
 
 
 def test_trls_reward_is_the_tasks_weighted_sum_of_the_truncated_text():
@@ -144,34 +145,36 @@ def run(scores, seconds) -> dict:
     return {"points": points, "clock": seconds, "scores": [{"eval/x": score} for score in scores]}
 
 
-def same_score(ours: dict, peer: dict) -> dict:
-    return time_to_score.same_score(*map(curves.curve, (ours, peer)))
+def same_score(ours: dict, peer: dict) -> str:
+    record = {"variants": {"jax_grpo": [], "TRL": []}, "runs": {"jax_grpo": {"0": ours}, "TRL": {"0": peer}}}
+    return time_to_score.same_score(record)[-1]
 
 
 def test_times_to_the_same_score_are_interpolated_at_the_lower_end():
     found = same_score(run([0.0, 0.4, 0.8], [0, 10, 20]), run([0.0, 0.2, 0.6], [0, 100, 200]))
-    assert found["level"] == 0.6
-    assert (found["seconds_ours"], found["seconds_peer"]) == pytest.approx((15, 200))
-    assert (found["seconds_ratio"], found["iteration_ratio"]) == pytest.approx((200 / 15, 20 / 15))
+    assert found == "| TRL | 0 | 0.6000 | 15.0 s (iteration 15.0) | 200.0 s (iteration 20.0) | 13.33 |"
 
 
 def test_a_curve_that_only_falls_reaches_nothing():
     found = same_score(run([0.5, 0.4], [0, 10]), run([0.5, 0.6], [0, 5]))
-    assert found["level"] == 0.4 and found["seconds_ours"] is None and found["seconds_ratio"] is None
+    assert found == "| TRL | 0 | 0.4000 | not | not | - |"
 
 
 def test_sides_that_do_not_begin_alike_are_not_compared():
-    peer = time_to_score.compared(run([0.1, 0.2], [0, 1]), run([0.2, 0.3], [0, 1]))
-    assert "before training eval/x is 0.1 in our run and 0.2 of TRL's weights" in peer["error"]
+    with pytest.raises(curves.RunFailed, match=r"before training eval/x is 0\.1 in our run and 0\.2 of TRL's weights"):
+        time_to_score.require_same_start(run([0.1, 0.2], [0, 1]), run([0.2, 0.3], [0, 1]))
 
 
 def test_seconds_are_those_of_iterations_alone():
-    training = {"loss": 0.0, "time/iteration": 2.0, "reward/mean": 0.5, "completion_length/mean": 3.0}
+    training = {"loss": 0.0, "time/iteration": 2.0, "reward/mean": 0.5, "entropy": 1.5}
     records = [
         {"iteration": 0, "eval/x": 0.1}, {"iteration": 0, **training}, {"iteration": 1, **training},
         {"iteration": 2, "eval/x": 0.3, "time/evaluation": 9.0},
     ]  # fmt: skip
-    assert curves.measured(records, "eval/x") == {"points": [[0, 0.1], [2, 0.3]], "clock": [0.0, 4.0]}
+    assert variants.measured(records, "eval/x") == {
+        "points": [[0, 0.1], [2, 0.3]], "clock": [0.0, 4.0], "seconds": 4.0, "entropy": 1.5,
+        "scores": [{"eval/x": 0.1}, {"eval/x": 0.3}],
+    }  # fmt: skip
 
 
 TINY = """
@@ -199,10 +202,9 @@ evaluation: {positions: 64}
 )
 def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path, capsys, options, words):
     (tmp_path / "c.yaml").write_text(TINY)
+    given = ["--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path), "--every", "1", *options]
     with pytest.raises(SystemExit):
-        time_to_score._arguments(
-            ["--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path), "--every", "1", *options]
-        )
+        time_to_score.arguments_of(given)
     assert words in capsys.readouterr().err
 
 
@@ -216,13 +218,13 @@ def test_both_sides_train_a_tiny_model_and_are_compared(tmp_path, capsys):
     ours, peer = (record["runs"][name]["0"] for name in ("jax_grpo", "TRL-positions"))
     for side in (ours, peer):
         assert [iteration for iteration, _ in side["points"]] == [0, 2, 3]
-        assert side["clock"][0] == 0 and side["clock"] == sorted(side["clock"]) and side["clock"][-1] > 0
-        assert len(side["rewards"]) == 3 and len(side["scores"]) == 3
-        # Random weights write hardly any move: without the stop rule every completion would have 4 tokens.
-        assert 1 <= side["completion_lengths"][0] < 2
+        assert side["clock"][0] == 0 and side["clock"] == sorted(side["clock"]) and side["clock"][-1] == side["seconds"]
+        assert len(side["scores"]) == 3 and side["seconds"] > 0
+    # Random weights write hardly any move: without the stop rule every completion would have 4 tokens.
+    assert len(peer["rewards"]) == 3 and 1 <= peer["completion_lengths"][0] < 2
     assert peer["scores"][0] != peer["scores"][-1], "TRL's weights moved, and were the ones evaluated"
-    assert "same_score" in peer and (out / "time_to_score.png").stat().st_size > 10_000
-    assert "| TRL-positions | 0 | 3 |" in (out / "time_to_score.md").read_text()
+    assert (out / "time_to_score.png").stat().st_size > 10_000
+    assert (out / "time_to_score.md").read_text().count("| TRL-positions |") == 2, "its scores, and when it had ours"
     capsys.readouterr()
-    time_to_score.main([*options, "--resume"])
-    assert json.loads((out / "time_to_score.json").read_text())["runs"] == record["runs"], "kept, not run again"
+    time_to_score.main(options)
+    assert json.loads((out / "time_to_score.json").read_text())["runs"] == record["runs"], "not run again"

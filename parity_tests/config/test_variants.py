@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jax_grpo.bench import variants
-from jax_grpo.bench.variants import arrivals, main, parse_variant, read_variants, summary
+from jax_grpo.bench.curves import arrivals, summary
+from jax_grpo.bench.variants import main, parse_variant, read_variants
 from jax_grpo.config import load_config
 
 REPOSITORY = Path(__file__).parents[2]
@@ -153,5 +154,7 @@ def test_settings_are_run_over_seeds_and_those_that_are_done_are_kept(tmp_path, 
     assert "| moves | not by seed 0, 1 |" in capsys.readouterr().out, "a reward of at most 1"
     assert (tmp_path / "out" / "variants.png").stat().st_size > 0
 
-    with pytest.raises(SystemExit, match=r"1 run\(s\) failed: the run has no rewrd; expected one of .*reward/mean"):
+    with pytest.raises(
+        SystemExit, match=r"1 run\(s\) failed: seed 0: the run has no rewrd; expected one of .*reward/mean"
+    ):
         main([*shared, "--seeds", "0", "--metric", "rewrd"])

@@ -54,10 +54,9 @@ def test_what_is_moved_is_counted_by_axis_in_loops_as_often_as_they_run():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mesh", "data=4,model=2"], "--mesh data=4,model=2: expected sizes of data, fsdp and tensor, such as data=4,fsdp=2"),
-        (["--mesh", "fsdp"], "expected sizes of data, fsdp and tensor"),
-        (["--mesh", "fsdp=2", "--search"], "--search, --launches and --measure are of one device, and the mesh is of 2"),
-        (["--mesh", "tensor=3"], "mesh.tensor 3 must divide"),
+        (["--mesh.model", "2"], "command line: unknown key mesh.model"),
+        (["--mesh.fsdp", "2", "--search"], "--search, --launches and --measure are of one device, and the mesh is of 2"),
+        (["--mesh.tensor", "3"], "mesh.tensor 3 must divide"),
     ],
 )  # fmt: skip
 def test_a_mesh_that_cannot_be_is_one_sentence(words, message, tmp_path):
@@ -79,7 +78,7 @@ TARGETS = ["cpu", pytest.param("rtx4090", marks=needs_plugin)]
 @pytest.mark.parametrize("target", TARGETS)
 def test_figures_are_of_each_device(target, tmp_path):
     """Under fsdp each has a quarter of parameters, moments and reference, gathers the rest, and scatters gradients."""
-    found = report(tmp_path, target, "--mesh", "fsdp=4")
+    found = report(tmp_path, target, "--mesh.fsdp", "4")
     whole = found["parameters"] * 4  # bytes: float32
     assert found["resident"]["parameters"] == found["resident"]["reference"] == whole // 4
     assert 0 <= found["resident"]["moments"] - 2 * whole // 4 < 64, "and counts"
@@ -101,7 +100,7 @@ def test_figures_are_of_each_device(target, tmp_path):
 @needs_plugin
 def test_weights_are_gathered_in_the_dtype_they_are_read_in(tmp_path):
     """The linear maps' in bfloat16, by the update and by the reference, whose masters are in float32."""
-    found = report(tmp_path, "rtx4090", "--mesh", "fsdp=4", "--model.compute_dtype", "bfloat16")
+    found = report(tmp_path, "rtx4090", "--mesh.fsdp", "4", "--model.compute_dtype", "bfloat16")
     kernels = 12 * 64 * 64 * 2  # of two blocks
     others = found["parameters"] - kernels
     for name in ("reference", "update"):
@@ -117,7 +116,7 @@ def test_weights_are_gathered_in_the_dtype_they_are_read_in(tmp_path):
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_episodes_caches_are_written_in_place_and_cut_over_the_mesh(target, mesh, tmp_path):
     """What goes from turn to turn: keys and values of prompts, of earlier turns and of the newest, and which of them count."""
-    words = ["--mesh", ",".join(f"{axis}={n}" for axis, n in mesh.items())] if mesh else []
+    words = [word for axis, n in mesh.items() for word in (f"--mesh.{axis}", str(n))]
     found = compiled_report(CONFIGS / "guess.yaml", tmp_path, *words, target=target)
     later = next(program for program in found["programs"] if program["name"] == "rollout/later turns")
     prompts, group, layers, width, columns = 64 // mesh.get("data", 1), 8, 2, 64 // mesh.get("tensor", 1), 2 * (2 + 8)

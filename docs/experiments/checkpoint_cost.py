@@ -1,15 +1,19 @@
 """What a checkpoint costs: time added to training by one save, and restoring against the disk's own speed.
 
-    python -m jax_grpo.bench.checkpoint --config C.yaml --out RESULTS.json
+    python docs/experiments/checkpoint_cost.py --config configs/bench_124m_cpu.yaml --out RESULTS.json
 
 A window of iterations is timed with a save at its start and without one, in turns, until the write is on the disk: its work in
-the background counts. Reads are cold: the files are dropped from the page cache first.
+the background counts. Reads are cold: the files are dropped from the page cache first. The figures are docs/results/checkpoint's.
+Not part of the package.
 """
 
+import argparse
 import contextlib
 import hashlib
 import os
+import shlex
 import shutil
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -19,7 +23,8 @@ from typing import Any
 
 import jax
 
-from jax_grpo.bench.records import command_parser, new_record, save
+from jax_grpo.bench.machine import machine
+from jax_grpo.bench.records import save
 from jax_grpo.config import load_config
 from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.run import files
@@ -29,7 +34,6 @@ from jax_grpo.trainer import Trainer
 WARM_UP = 2  # iterations, the first of which compiles
 ALONE = 3  # saves with nothing beside them, which hardly depend on the machine's load
 CHUNK = 1 << 24  # bytes of one plain read
-MODULE = "jax_grpo.bench.checkpoint"
 
 
 def cold(folder: Path) -> list[Path]:
@@ -115,21 +119,21 @@ def summary(figures: Mapping[str, Any]) -> str:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = command_parser(MODULE, __doc__)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, help="JSON to write; checkpoints go beside it and are removed")
     parser.add_argument("--pairs", type=int, default=3, help="windows with a save, and as many without")
     parser.add_argument("--window", type=int, default=6, help="iterations of a window; longer than a write takes")
-    arguments, overrides = parser.parse_known_args(argv)
+    arguments, overrides = parser.parse_known_args()
     folder = Path(arguments.out).with_suffix(".checkpoints")
     config = load_config(arguments.config, overrides)
-    record = new_record(MODULE, argv, jax=jax.__version__, config=config.model_dump())
+    about = {"command": shlex.join(["python", *sys.argv]), "jax": jax.__version__, "machine": machine()}
     try:
         figures = measure(Trainer(config), folder, arguments.window, arguments.pairs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    save(arguments.out, record | figures)
+    save(arguments.out, about | {"config": config.model_dump()} | figures)
     print(summary(figures))
 
 

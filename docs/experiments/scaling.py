@@ -1,15 +1,17 @@
 """Time and memory of the update and the rollout over batch, length, width and depth, with the exponents of the fitted powers.
 
-    python -m jax_grpo.bench.scaling --json scaling.json
+    python docs/experiments/scaling.py --out docs/results/CARD
 
-A variant varies one size by a factor of 16 while the others stay. Memory is that of the compiled program's buffers, which is exact;
-the time is that of the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `expected_bytes` for memory.
-The suite's pictures are of these points.
+One size at a time is varied by a factor of 16 while the others stay. Memory is that of the compiled program's buffers, which is
+exact; the time is that of the fastest step. Beside each exponent stands that of a formula: FLOPs for time, `expected_bytes` for
+memory. Writes `scaling.json` and pictures of its points: `scaling.png`, `throughput.png`, `roofline.png`. Not part of the package.
 """
 
+import argparse
+import shlex
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.machine import finished, milliseconds
+from jax_grpo.bench.machine import finished, line_of, machine, milliseconds, speeds
 from jax_grpo.bench.problems import Problem
-from jax_grpo.bench.runner import Bench, main
+from jax_grpo.bench.records import save, selected
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import Program, Run, run_of
 from jax_grpo.model import flops
@@ -48,6 +50,9 @@ class Sizes(NamedTuple):
         model = (self.depth, max(1, self.width // HEAD_WIDTH), self.width, VOCABULARY)
         batch = (self.batch // GROUP, GROUP, PROMPT, self.length)
         return Problem(*model, *batch, positions=PROMPT + longest)
+
+
+BASE = Sizes(32, 32, 128, 2)
 
 
 def expected_bytes(program: str, run: Run, problem: Problem) -> float:
@@ -132,8 +137,8 @@ def costs(program: Program, problem: Problem, run: Run) -> dict[str, Any]:
     }
 
 
-def varied(over: str, base: Sizes) -> dict[str, Any]:
-    """The record of a variant: a point of each program for each size, and the exponents."""
+def varied(over: str, base: Sizes) -> list[dict[str, Any]]:
+    """A point of each program for each value of one size."""
     points, longest = [], int(FACTORS[-1] * base.length)
     for size in (max(1, int(factor * getattr(base, over))) for factor in FACTORS):
         problem = base._replace(**{over: size}).problem(longest)
@@ -142,37 +147,12 @@ def varied(over: str, base: Sizes) -> dict[str, Any]:
         run = run_of(problems.config_of(problem, **settings))
         for name in PROGRAMS:
             points.append(costs(run.program(name), problem, run) | {"over": over, "size": size})
-    fits = exponents(points)
-    notes = [f"{fit['program']}'s {fit['what']} {fit['found']:.2f} (formula {fit['expected']:.2f})" for fit in fits]
-    return {
-        "points": points,
-        "exponents": fits,
-        "notes": [f"exponents over {points[0]['size']} to {points[-1]['size']}", *notes],
-    }
-
-
-def points_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All points of a saved record."""
-    return [point for variant in record.get("variants", {}).values() for point in variant.get("points", [])]
+    return points
 
 
 def series_of(points: Sequence[Mapping[str, Any]], program: str, over: str) -> list[Mapping[str, Any]]:
     """The program's points over one size."""
     return [point for point in points if (point["program"], point["over"]) == (program, over)]
-
-
-def save_pictures(results: Mapping[str, Mapping[str, Any]], folder: Path, speeds: Mapping[str, Any]) -> list[Path]:
-    """Pictures of the suite's last record that has points, beside the machine's speeds where they were measured; their files."""
-    records = [points for record in results.values() if (points := points_of(record))]
-    if not records:
-        return []
-    files = [folder / f"{name}.png" for name in ("scaling", "throughput", "roofline")]
-    _draw_scaling(records[-1], files[0])
-    _draw_throughput(records[-1], files[1])
-    if "peak_flops" not in speeds:
-        return files[:2]
-    _draw_roofline(records[-1], speeds["peak_flops"], speeds["bandwidth"], files[2])
-    return files
 
 
 def _draw_scaling(points: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -225,9 +205,27 @@ def _draw_roofline(points: Sequence[Mapping[str, Any]], peak: float, bandwidth: 
         panel.legend(frameon=False)
 
 
-VARIANTS = {over: partial(varied, over) for over in Sizes._fields}
-PROBLEMS = {"small": Sizes(32, 32, 128, 2), "tiny": Sizes(16, 8, 32, 2)}
-BENCH = Bench("jax_grpo.bench.scaling", __doc__, VARIANTS, PROBLEMS, of_json=Sizes._make)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--over", help=f"of {', '.join(Sizes._fields)}; all of them otherwise")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the JSON and the pictures")
+    arguments = parser.parse_args(argv)
+    points: list[dict[str, Any]] = []
+    about = machine() | speeds()
+    record = {"command": shlex.join(["python", *sys.argv]), "machine": about, "points": points}
+    print(line_of(about))
+    for over in selected("--over", arguments.over, Sizes._fields):
+        points += varied(over, BASE)
+        record["exponents"] = exponents(points)
+        save(arguments.out / "scaling.json", record)
+    for fit in record["exponents"]:
+        sizes = f"{fit['sizes'][0]} to {fit['sizes'][-1]}"
+        about_fit = f"{fit['found']:.2f} (formula {fit['expected']:.2f})"
+        print(f"{fit['program']}'s {fit['what']} over {fit['over']} {sizes}: {about_fit}")
+    _draw_scaling(points, arguments.out / "scaling.png")
+    _draw_throughput(points, arguments.out / "throughput.png")
+    _draw_roofline(points, about["peak_flops"], about["bandwidth"], arguments.out / "roofline.png")
+
 
 if __name__ == "__main__":
-    main(BENCH)
+    main()
