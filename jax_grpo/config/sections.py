@@ -141,8 +141,8 @@ class ModelConfig(Section):
     """Recompute blocks in the backward pass (TRL: gradient_checkpointing); `keep_matmuls`: all but the results of their products
     with weights."""
     attention: Literal["auto", "full", "blocks"] = "auto"
-    """Of many queries at once: `full` has every score in one array, `blocks` those of 64 queries at a time (or of an eighth of
-    them); `auto`: blocks of 128 where there are more than 256 queries, else full."""
+    """Of many queries at once: `full` has every score in one array; `blocks` those of 64 queries at a time, or of a sixteenth of
+    them: least memory; `auto`: of 128, or of a quarter, where there are more than 256 queries, else full."""
     decode_attention: Literal["einsum", "pallas"] = "einsum"
     """Of a new token a completion: `einsum` anywhere; `pallas` is one kernel for NVIDIA cards (a CPU interprets it, for tests)."""
     adapter: AdapterConfig | None = None

@@ -61,15 +61,14 @@ class Seen(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """More queries than `over` attend `size` at a time, or an eighth of them where that is more."""
+    """More queries than `over` attend `size` at a time, or more where that would be more than `most` blocks."""
 
     size: int
     over: int
+    most: int  # a program has the kernels of each block of each layer
 
 
-# A program has each block's kernels once for every layer, hence the eighth. 128 queries make products that keep a device busy.
-BLOCKS: dict[str, Blocks | None] = {"auto": Blocks(128, 256), "blocks": Blocks(64, 64), "full": None}
-MOST_BLOCKS = 8
+BLOCKS: dict[str, Blocks | None] = {"auto": Blocks(128, 256, 4), "blocks": Blocks(64, 64, 16), "full": None}
 
 Turn = tuple[jax.Array, jax.Array]  # cosines and sines of tokens' angles, [..., D / 2]
 
@@ -105,7 +104,7 @@ def attend(
     if one_query or blocks is None or at.shape[-1] <= blocks.over:
         return _softmax_of_sets(q, axes, at[..., None] if one_query else at, sets, divisor, window)
     queries, kvs, out = at.shape[-1], [one.kv for one in sets], []
-    size = max(blocks.size, -(-queries // MOST_BLOCKS))
+    size = max(blocks.size, -(-queries // blocks.most))
     for begin in range(0, queries, size):
         end = min(begin + size, queries)
 

@@ -43,7 +43,7 @@ def weighted(q_PGCND, k_PGCKD, v_PGCKD, k_PTKD, v_PTKD, *, blocks: Blocks | None
 
 @pytest.mark.parametrize("name", ["auto", "blocks"])
 def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
-    """In bfloat16, against float64. Gradients of keys are sums of at most eight blocks', of which each is rounded: a quarter."""
+    """In bfloat16, against float64. Gradients of keys are sums of at most five blocks', of which each is rounded: a quarter."""
     gradients = {
         (dtype, blocks): jax.jit(jax.grad(partial(weighted, blocks=blocks), argnums=range(5)))(*arrays(dtype))
         for dtype, blocks in [

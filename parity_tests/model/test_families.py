@@ -27,7 +27,7 @@ from torch_ref.judge import CASES, judge, true_float64
 
 CLOSE = 1e-10  # DESIGN's bound for logits in float64; what is seen is below 1e-12
 P, G, T, C = 2, 3, 7, 6  # windows are of 4 tokens
-IN_BLOCKS = {"full": None, "blocks": Blocks(2, 2)}  # of attention; the last of these blocks is not full
+IN_BLOCKS = {"full": None, "blocks": Blocks(2, 2, 9)}  # of attention; the last of these blocks is not full
 ROTARY = [case for case in CASES if case != "gpt2"]
 
 
@@ -153,7 +153,7 @@ def test_a_cache_of_chunks_and_of_earlier_turns_has_the_same_logits(case, x64):
     # Tokens 0 and 1 are an earlier turn, 2 and 3 are read at once, 4 is decoded.
     earlier = EarlierTurns(chunks[0], mask_PGC[..., :2].astype(bool))
     position_PGE = length_P1[..., None] + position_ids(mask_PGC)[..., 2:4]
-    for name, blocks in {"extend": None, "extend in blocks": Blocks(1, 1)}.items():
+    for name, blocks in {"extend": None, "extend in blocks": Blocks(1, 1, 9)}.items():
         model.blocks = blocks
         hidden, read = model.extend(ids_PGC[..., 2:4], mask_PGC[..., 2:4], position_PGE, caches, mask_PT, earlier)
         error = np.abs(logits_of(model, hidden) - expected[:, :, 3:5])

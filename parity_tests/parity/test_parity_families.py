@@ -91,7 +91,7 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
 )
 def test_loss_metrics_and_every_gradient_of_every_family(folders, case, head, layout, monkeypatch):
     """Attention in one array of scores, or in blocks of two queries: a family meets each, and each head and layout do."""
-    monkeypatch.setitem(BLOCKS, "blocks", Blocks(2, 2))
+    monkeypatch.setitem(BLOCKS, "blocks", Blocks(2, 2, 9))
     attention = ("full", "blocks")[(list(CASES).index(case) + WAYS.index((head, layout))) % 2]
     config = settings("float64", folders(case), lm_head={"implementation": head}, model={"attention": attention})
     model = load_hf(folders(case), dtype=torch.float64)
