@@ -164,7 +164,8 @@ def curve(arguments: argparse.Namespace) -> None:
     (out / "curves.json").write_text(json.dumps({"jax_grpo": runs, "trl": peer}, indent=1) + "\n")
     rewards = np.array([run["rewards"] for run in runs])
     with saved_figure(out / "curves.png", 1, 1, (7, 4), dpi=110) as (_, ((axis,),)):
-        draw_band(axis, range(1, rewards.shape[1] + 1), rewards, color="C0", label=f"jax_grpo, {len(runs)} seed{'s' * (len(runs) > 1)}")
+        label = f"jax_grpo, {len(runs)} seeds" if len(runs) > 1 else "jax_grpo, one seed"
+        draw_band(axis, range(1, rewards.shape[1] + 1), rewards, color="C0", label=label)
         if peer is not None:
             axis.plot(range(1, len(peer["rewards"]) + 1), peer["rewards"], color="C1", label="TRL, one seed")
         axis.set(xlabel="iteration", ylabel="right answers in training, temperature 0.7", ylim=(0, 1.02))
