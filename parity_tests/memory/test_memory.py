@@ -233,7 +233,7 @@ def test_bfloat16_reference_and_moment_take_half():
 
 
 # Over a billion parameters: many minutes of compiling each, so that what was compiled last is committed (docs/adapters.md).
-LARGE = ("countdown_qwen25_1.5b_4090", "llama31_8b_lora_4090", "qwen25_1.5b_lora_4090")
+LARGE = ("countdown_qwen25_1.5b_4090", "llama31_8b_lora_4090", "qwen25_1.5b_lora_4090", "qwen3_4b_lora_4090")
 SMALLER = [path for path in sorted(CONFIGS.glob("*4090*.yaml")) if path.stem not in LARGE]
 
 

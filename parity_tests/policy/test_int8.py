@@ -196,8 +196,8 @@ print(json.dumps([before, high(), sum(x.nbytes for x in jax.tree.leaves(params))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident pages are counted in kilobytes there")
 def test_a_model_of_several_files_is_never_in_memory_but_for_one_of_them(folder, tmp_path):
-    """Files of 530 MB in float32, 45 MB each and the head's; 130 MB are what int8 holds of them."""
-    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 10, "num_attention_heads": 8}
+    """Files of 560 MB in float32, 60 MB each, of tensors of 4 MB: some times a tensor is held while it is rounded."""
+    sizes = {"hidden_size": 640, "intermediate_size": 1728, "num_hidden_layers": 28, "num_attention_heads": 8}
     big = judge(TIED | sizes | {"vocab_size": 640, "num_key_value_heads": 8}, torch.float32)
     big.save_pretrained(tmp_path / "big", max_shard_size="60MB")
     files = sorted((tmp_path / "big").glob("*.safetensors"))
