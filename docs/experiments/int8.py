@@ -109,6 +109,13 @@ def main() -> None:
     ways = {"float32": lambda: (policy.graphdef, policy.params)}
     for name, config in held.items():
         ways[name] = lambda config=config: load_model(config, 0, 1)[1:]
+    packages = ("jax", "numpy", "qwix", "bitsandbytes")
+    record = {
+        "command": f"python docs/experiments/int8.py --weights {arguments.weights} --out {arguments.out}",
+        "versions": {name: metadata.version(name) for name in packages if util.find_spec(name)},
+        "machine": f"{platform.system()} {platform.machine()}", "tokens": int(predicted.sum()), "texts": pairs,
+    }  # fmt: skip
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for name, package, rounded in (
         ("int8, matrices alone", None, ours),
         ("qwix", "qwix", of_qwix),
@@ -131,16 +138,11 @@ def main() -> None:
             "likeliest_differ": float(np.mean(np.asarray(jnp.argmax(logits, -1) != jnp.argmax(reference, -1)))),
         }  # fmt: skip
         print(name, rows[name], flush=True)
-    packages = ("jax", "numpy", "qwix", "bitsandbytes")
-    record = {
-        "command": f"python docs/experiments/int8.py --weights {arguments.weights} --out {arguments.out}",
-        "versions": {name: metadata.version(name) for name in packages if util.find_spec(name)},
-        "machine": f"{platform.system()} {platform.machine()}",
-        "tokens": int(predicted.sum()), "logits_deviation": float(jnp.std(reference)), "ways": rows,
-        "texts": [list(pair) for pair in pairs],
-    }  # fmt: skip
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"{Path(arguments.weights).name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        more = {"logits_deviation": float(jnp.std(reference)), "ways": rows}
+        file = arguments.out / f"{Path(arguments.weights).name}.json"
+        file.write_text(
+            json.dumps(record | more, indent=1) + "\n"
+        )  # after each: what was interrupted keeps what it saw
 
 
 if __name__ == "__main__":
