@@ -25,9 +25,10 @@ from jax_grpo.config import load_config
 from jax_grpo.config.tasks import Windows
 from jax_grpo.memory.hlo import Module
 from jax_grpo.mesh import layout_of
+from jax_grpo.model import int8
 from jax_grpo.model.architecture import Rope
 from jax_grpo.model.decoder import Decoder
-from jax_grpo.policy.adapters import Adapter, attach, divided, linear_maps
+from jax_grpo.policy.adapters import Adapter, attach, divided, joined, linear_maps
 from jax_grpo.rollout import decoding
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate
@@ -78,7 +79,8 @@ def settings(case: dict[str, Any]):
 
 
 @functools.cache
-def model(dtype: str, family: str = "gpt2", adapters: bool = False):
+def model(dtype: str, family: str = "gpt2", adapters: str = ""):
+    """Graph and parameters; `adapters`: `lora`, on a base in floats, or `int8`."""
     sizes = dataclasses.replace(FAMILIES[family], family="llama" if adapters and family == "llama" else "gpt2")
     made = Decoder(sizes, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype), compute_dtype=jnp.dtype(dtype))
     if adapters:
@@ -87,11 +89,17 @@ def model(dtype: str, family: str = "gpt2", adapters: bool = False):
             for one in linear.adapters.values() if linear.adapters else ():
                 one.b = nnx.LoRAParam(0.01 * jax.random.normal(jax.random.key(2), one.b.shape, jnp.dtype(dtype)))
     graphdef, params = nnx.split(made, nnx.Param)
-    return graphdef, jax.tree.map(lambda x: x * 4 if x.ndim >= 2 else x, params)  # so that logits are not all alike
+    params = jax.tree.map(lambda x: x * 4 if x.ndim >= 2 else x, params)  # so that logits are not all alike
+    if adapters == "int8":
+        of = functools.partial(int8.decoder, sizes, jnp.int8, rngs=nnx.Rngs(0), compute_dtype=jnp.dtype(dtype))
+        shapes = nnx.eval_shape(lambda: attach(of(), Adapter(3, 5.0), seed=1, param_dtype=jnp.dtype(dtype)))
+        graphdef, (trained, base) = nnx.split(shapes, nnx.Param)[0], divided(params)
+        params = joined(trained, int8.held(base))
+    return graphdef, params
 
 
 def of_case(case: dict[str, Any], dtype: str = "float64"):
-    return model(dtype, case.get("family", "gpt2"), "adapters" in case)
+    return model(dtype, case.get("family", "gpt2"), case.get("adapters", ""))
 
 
 @functools.cache

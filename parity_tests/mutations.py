@@ -422,6 +422,20 @@ FAULTS = {
     "adapters: a run continues on another base": Fault("run/resume.py", '("architecture", "base", "reference")', '("architecture", "reference")', "run/test_adapter_runs.py -k another_is_not_continued"),
     "adapters: rollouts are of the base": Fault("trainer.py", "self.generate(self.weights, *tokens", "self.generate(joined(jax.tree.map(jnp.zeros_like, self.state.params), self.base), *tokens", "parity/test_parity_adapters.py -k reference_is_the_base"),
     "torch_ref: adapters without their scale": Fault("torch_ref/adapters.py", "h + scale * module.lora_B", "h + module.lora_B", "parity/test_parity_adapters.py -k every_adapters_gradient"),
+    "int8: scales of a file's other axis": Fault("model/weights.py", "axis=int(one.transposed)) for one in tensors]", "axis=int(not one.transposed)) for one in tensors]", "policy/test_int8.py -k own_layout"),
+    "int8: the scale twice": Fault("model/layers.py", "(product.astype(wide) * self.kernel_scale[...].astype(wide))", "(product.astype(wide) * jnp.square(self.kernel_scale[...].astype(wide)))", "parity/test_parity_int8.py -k 'every_adapters_gradient and (gpt2 or mistral)'"),
+    "int8: rounded towards zero": Fault("model/int8.py", "return np.rint(steps, out=steps)", "return np.trunc(steps, out=steps)", "parity/test_parity_int8.py -k 'every_adapters_gradient and (gpt2 or mistral)'"),
+    "int8: levels of 128": Fault("model/int8.py", "LARGEST = np.float32(127)", "LARGEST = np.float32(128)", "parity/test_parity_int8.py -k 'every_adapters_gradient and (gpt2 or mistral)'"),
+    "int8: a column of zeros divides by zero": Fault("model/int8.py", "np.where(scale < LEAST, np.float32(1), scale)", "np.where(scale < 0, np.float32(1), scale)", "policy/test_int8.py -k scale_one"),
+    "int8: the reference has other scales": Fault("trainer.py", "(own := self._own_reference) is None else joined(own, self.base)", "(own := self._own_reference) is None else joined(own, jax.tree.map(lambda x: x * 1.01 if x.dtype == jnp.float32 else x, self.base))", "parity/test_parity_int8.py -k same_iterations"),
+    "int8: biases and norms keep the files' digits": Fault("model/weights.py", "floats = int8.OTHERS if small else dtype", "floats = jnp.float32 if small else dtype", "parity/test_parity_int8.py -k 'every_adapters_gradient and (gpt2 or mistral)'"),
+    "int8: a copy in floats before a rollout": Fault("model/layers.py", "if matrix and floats else leaf", "if matrix else leaf", "policy/test_int8.py -k 'no_cast or what_samples'"),
+    "int8: a name means the files' own weights": Fault("policy/named.py", "return int8.rounded(base)", "return base", "run/test_adapter_runs.py -k 'on_int8'"),
+    "int8: adapters of one base begin on it in floats' hash": Fault("policy/named.py", "return checkpoints.content_hash(base if int8.is_held(base) else int8.held(base), jnp.float32)", "return checkpoints.content_hash(base, jnp.float32)", "policy/test_int8.py -k one_base"),
+    "int8: a run continues on it that began without": Fault("run/resume.py", 'if "int8" in changed.get(', 'if "int4" in changed.get(', "run/test_adapter_runs.py -k 'on_int8'"),
+    "torch_ref: int8 by column instead of output": Fault("torch_ref/int8.py", "weight_OI = module.weight.T if isinstance(module, Conv1D) else module.weight", "weight_OI = module.weight", "parity/test_parity_int8.py -k 'every_adapters_gradient and gpt2'"),
+    "torch_ref: int8 without its scale": Fault("torch_ref/int8.py", "scaled = product.to(wide) * self.scale_O.to(wide)", "scaled = product.to(wide)", "parity/test_parity_int8.py -k 'every_adapters_gradient and (gpt2 or mistral)'"),
+    "torch_ref: the head in int8 too": Fault("torch_ref/int8.py", "if name == HEAD or not isinstance", "if not isinstance", "parity/test_parity_int8.py -k 'every_adapters_gradient and mistral'"),
 }  # fmt: skip
 
 

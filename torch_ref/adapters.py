@@ -14,6 +14,7 @@ from torch import nn
 
 from jax_grpo.config.files import weights_directory
 from jax_grpo.config.sections import AdapterConfig, ModelConfig
+from torch_ref.int8 import HEAD, RoundedMap, rounded
 from torch_ref.model import Conv1D, LanguageModel
 
 WRAPPER = "base_model.model."
@@ -23,6 +24,8 @@ def with_adapters(model: LanguageModel, config: ModelConfig, seed: int) -> Langu
     """The model with the adapters that the config asks for, if any, in place; the weights under them rounded as they are held."""
     if config.adapter is None:
         return model
+    if config.base_dtype == "int8":
+        rounded(model)
     if config.base_dtype == "bfloat16":
         with torch.no_grad():
             for parameter in model.parameters():
@@ -41,12 +44,13 @@ def attach(model: LanguageModel, config: AdapterConfig, generator: torch.Generat
     scale = config.alpha / (math.sqrt(config.rank) if config.rank_stabilised else config.rank)
     for name, module in list(model.named_modules()):
         wanted = config.targets == "all_linear" or any(f".{name}".endswith(f".{end}") for end in config.targets)
-        if name == "lm_head" or not wanted or not isinstance(module, nn.Linear | Conv1D):
+        if name == HEAD or not wanted or not isinstance(module, nn.Linear | Conv1D | RoundedMap):
             continue
-        weight = module.weight
+        weight = module.q_OI if isinstance(module, RoundedMap) else module.weight
         out, into = weight.T.shape if isinstance(module, Conv1D) else weight.shape
-        module.lora_A = nn.Linear(into, config.rank, bias=False, dtype=weight.dtype, device=weight.device)
-        module.lora_B = nn.Linear(config.rank, out, bias=False, dtype=weight.dtype, device=weight.device)
+        dtype = module.dtype if isinstance(module, RoundedMap) else weight.dtype
+        module.lora_A = nn.Linear(into, config.rank, bias=False, dtype=dtype, device=weight.device)
+        module.lora_B = nn.Linear(config.rank, out, bias=False, dtype=dtype, device=weight.device)
         nn.init.uniform_(module.lora_A.weight, -(into**-0.5), into**-0.5, generator=generator)
         nn.init.zeros_(module.lora_B.weight)
         module.register_forward_hook(

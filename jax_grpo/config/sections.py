@@ -89,8 +89,9 @@ class AdapterConfig(Section):
     weights: Text | None = None
     """Begin with these, trained on the same weights: a folder of PEFT's, or a run's; they bring rank, alpha, targets and
     rank_stabilised. null: begin with none of an effect."""
-    base_dtype: Literal["parameters", "bfloat16"] = "parameters"
-    """Of the weights that stay as they are: `model.param_dtype`, or half of float32's memory."""
+    base_dtype: Literal["parameters", "bfloat16", "int8"] = "parameters"
+    """Of the weights that stay as they are: `model.param_dtype`; `bfloat16`, half of float32's memory; or `int8`: the blocks'
+    matrices rounded to 8 bits, with a float32 scale for each output column, and all else in bfloat16."""
     merged_rollouts: bool = False
     """Rollouts add the adapters into a copy of the weights first, once an iteration: faster, for that copy's memory, and rounded
     otherwise than the update."""
@@ -102,6 +103,11 @@ class AdapterConfig(Section):
             yield (
                 f"model.adapter.dropout {self.dropout:g}: what samples, what is scored and what is trained must be one policy, "
                 "which drops nothing; expected 0"
+            )
+        if self.base_dtype == "int8" and self.merged_rollouts:
+            yield (
+                "model.adapter.merged_rollouts true with model.adapter.base_dtype int8: the sum of both would be a copy of the "
+                "matrices in floats, whose memory int8 is to save; expected false"
             )
         if self.weights is not None:
             for key, value in self._not_default("rank", "alpha", "targets", "rank_stabilised"):
@@ -171,9 +177,9 @@ class ModelConfig(Section):
 
     @property
     def base_dtype(self) -> str:
-        """Of the weights that are read: without an adapter, those that are trained."""
-        stays = self.adapter is not None and self.adapter.base_dtype != "parameters"
-        return "bfloat16" if stays else self.param_dtype
+        """Of the weights that are read: without an adapter, those that are trained. `int8`: of matrices, the others in bfloat16."""
+        own = "parameters" if self.adapter is None else self.adapter.base_dtype
+        return self.param_dtype if own == "parameters" else own
 
     @property
     def recomputed(self) -> Literal[False, "all", "dots"]:

@@ -62,6 +62,11 @@ PARAMETERS = {
     "k_norm/scale": ("head",),
     "ln_f/scale": ("width",),
     "ln_f/bias": ("width",),
+    # Of matrices in int8, by output column.
+    "attn/c_attn/kernel_scale": ("inner, of both",),
+    "attn/c_proj/kernel_scale": ("width",),
+    "mlp/c_fc/kernel_scale": ("inner, of both",),
+    "mlp/c_proj/kernel_scale": ("width",),
     # Of adapters, whichever part of a linear map's columns one is of.
     "attn/c_attn/adapters/a": ("width", "rank"),
     "attn/c_attn/adapters/b": ("rank", "inner, of both"),

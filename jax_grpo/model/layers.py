@@ -38,11 +38,17 @@ class Linear(nnx.Linear):
     """
 
     adapters: nnx.Dict | None = None  # what `adapters.attach` gives it, by the part of its columns that each is of
+    kernel_scale: nnx.Param | None = None  # of columns [out], where the kernel is in int8: see `model.int8`
 
     def product(self, inputs: jax.Array) -> jax.Array:
         """x W, and what adapters add to it, in the compute dtype."""
         x = inputs.astype(self.dtype)
         product = x @ self.kernel[...].astype(self.dtype)
+        if (
+            self.kernel_scale is not None
+        ):  # after the product: XLA puts both into one kernel, and writes no matrix of floats
+            wide = wide_dtype(product)
+            product = (product.astype(wide) * self.kernel_scale[...].astype(wide)).astype(self.dtype)
         return product if self.adapters is None else product + self._low_rank(x)
 
     def _low_rank(self, x: jax.Array) -> jax.Array:
@@ -160,10 +166,14 @@ class Block(nnx.Module):
 
 
 def cast_matrices(params: nnx.State, dtype: jax.typing.DTypeLike) -> nnx.State:
-    """Weights of linear maps, which each of their products would cast, cast once; embeddings, biases and norms as stored."""
+    """Weights of linear maps, which each of their products would cast, cast once; embeddings, biases and norms as stored.
+
+    Those in int8 stay so: a copy of them in floats is what they are to save.
+    """
 
     def cast(path: tuple, leaf: nnx.Variable) -> nnx.Variable:
         matrix = path[-1] == "kernel" or isinstance(leaf, nnx.LoRAParam)
-        return leaf.replace(leaf[...].astype(dtype)) if matrix else leaf
+        floats = jnp.issubdtype(leaf.get_value().dtype, jnp.floating)
+        return leaf.replace(leaf[...].astype(dtype)) if matrix and floats else leaf
 
     return nnx.from_flat_state([(path, cast(path, leaf)) for path, leaf in nnx.to_flat_state(params)])

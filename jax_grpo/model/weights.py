@@ -4,7 +4,6 @@ Tensors are read one by one. Names with and without the family's prefix are unde
 padded to the model's row multiple on the way in and cut to the vocabulary on the way out.
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +18,8 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jax_grpo.config.files import parsed_json, read_settings
+from jax_grpo.model import int8
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.families import FAMILIES, HEAD, Tensor, UnsupportedModel, described, read_architecture, tensors_of
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.system.whole_files import written_whole
@@ -38,8 +37,8 @@ class WeightsError(ValueError):
 
 
 def abstract_params(config: Architecture, dtype: Any = jnp.float32) -> nnx.State:
-    """Parameter tree of shapes and dtypes, nothing allocated."""
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype)), nnx.Param)
+    """Parameter tree of shapes and dtypes, nothing allocated; of int8 see `int8`."""
+    return nnx.state(nnx.eval_shape(lambda: int8.decoder(config, dtype, rngs=nnx.Rngs(0))), nnx.Param)
 
 
 def to_hf(params: nnx.State, config: Architecture) -> dict[str, np.ndarray]:
@@ -49,18 +48,36 @@ def to_hf(params: nnx.State, config: Architecture) -> dict[str, np.ndarray]:
 
 
 def from_hf(read: Callable[[str], Any], config: Architecture, dtype: Any = jnp.float32) -> nnx.State:
-    """Parameters on the default device, of arrays by checkpoint name, which are read one by one. The inverse of `to_hf`."""
+    """Parameters on the default device, of arrays by checkpoint name, which are read one by one. The inverse of `to_hf`.
+
+    In int8 each is made small before the next is read.
+    """
+    small = jnp.dtype(dtype) == int8.INT8
+    floats = int8.OTHERS if small else dtype
 
     def parameter(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
         shape = leaf.get_value().shape
-        parts = [(one, jnp.asarray(read(one.name), dtype)) for one in tensors_of(config, path, shape)]
+        parts = [(one, jnp.asarray(read(one.name), floats)) for one in tensors_of(config, path, shape)]
         parts = [part.T if one.transposed else part for one, part in parts]
         joined = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
         pad = [(0, full - size) for full, size in zip(shape, joined.shape, strict=True)]
         return leaf.replace(jnp.pad(joined, pad) if any(after for _, after in pad) else joined)
 
-    tree = abstract_params(config, dtype)
-    return nnx.from_flat_state([(path, parameter(path, leaf)) for path, leaf in nnx.to_flat_state(tree)])
+    def matrix(path: tuple[Any, ...], shape: tuple[int, ...]) -> list[jax.Array]:
+        """A matrix in int8 and its scales."""
+        tensors = list(tensors_of(config, path, shape))
+        parts = [int8.quantised(np.asarray(read(one.name)), axis=int(one.transposed)) for one in tensors]
+        columns = [q.T if one.transposed else q for one, (q, _) in zip(tensors, parts, strict=True)]
+        return [jnp.asarray(np.concatenate(x, axis=-1)) for x in (columns, [scale for _, scale in parts])]
+
+    leaves = []
+    for path, leaf in nnx.to_flat_state(abstract_params(config, floats)):
+        if small and path[-1] == int8.KERNEL:
+            values, scale = matrix(path, leaf.get_value().shape)
+            leaves += [(path, leaf.replace(values)), ((*path[:-1], int8.SCALE), nnx.Param(scale))]
+        else:
+            leaves.append((path, parameter(path, leaf)))
+    return nnx.from_flat_state(leaves)
 
 
 def read_json(path: Path, expected: str) -> dict[str, Any]:
@@ -145,46 +162,46 @@ def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[Architectu
     parameters = ((path, leaf.get_value().shape) for path, leaf in nnx.to_flat_state(abstract_params(config)))
     expected = {one.name: one for path, shape in parameters for one in tensors_of(config, path, shape)}
     embedding = next(iter(tensors_of(config, ("wte", "embedding"), (config.padded_vocab_size, config.hidden_size))))
-    with contextlib.ExitStack() as opened:
-        stored = _stored(folder, config, {HEAD: embedding, **expected}, opened)
+    stored = _stored(folder, config, {HEAD: embedding, **expected})
 
-        def read(full: str) -> jax.Array:
-            path, file, name = stored[full]
+    def read(full: str) -> jax.Array:
+        path, name = stored[full]
+        with open_safetensors(
+            path, "the weights"
+        ) as file:  # each time: one that is open counts all that was read of it
             values = file.get_tensor(name)
-            require_finite(np.asarray(values), path, name)
-            return values
+        require_finite(np.asarray(values), path, name)
+        return values
 
-        if config.tied and HEAD in stored:  # a tied head has no values of its own; it may stand for the embedding
-            if embedding.name in stored and not np.array_equal(
-                np.asarray(read(HEAD)), np.asarray(read(embedding.name))
-            ):
-                both = f"{HEAD!r} differs from {embedding.name!r}"
-                raise WeightsError(
-                    f"{stored[HEAD][0]}: {both}, and config.json ties them; set tie_word_embeddings to false"
-                )
-            stored.setdefault(embedding.name, stored[HEAD])
-        if missing := [name for name in expected if name not in stored]:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise WeightsError(f"{folder}: tensor {missing[0]!r} {expected[missing[0]].shape} is missing{more}")
-        return config, from_hf(read, config, dtype)
+    if config.tied and HEAD in stored:  # a tied head has no values of its own; it may stand for the embedding
+        if embedding.name in stored and not np.array_equal(np.asarray(read(HEAD)), np.asarray(read(embedding.name))):
+            both = f"{HEAD!r} differs from {embedding.name!r}"
+            raise WeightsError(
+                f"{stored[HEAD][0]}: {both}, and config.json ties them; set tie_word_embeddings to false"
+            )
+        stored.setdefault(embedding.name, stored[HEAD])
+    if missing := [name for name in expected if name not in stored]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise WeightsError(f"{folder}: tensor {missing[0]!r} {expected[missing[0]].shape} is missing{more}")
+    return config, from_hf(read, config, dtype)
 
 
-def _stored(
-    folder: Path, config: Architecture, expected: Mapping[str, Tensor], opened: contextlib.ExitStack
-) -> dict[str, tuple[Path, Any, str]]:
-    """Of each tensor, by the name that it is written with: its file, that file's reader, and its name there."""
-    found: dict[str, tuple[Path, Any, str]] = {}
+def _stored(folder: Path, config: Architecture, expected: Mapping[str, Tensor]) -> dict[str, tuple[Path, str]]:
+    """Of each tensor, by the name that it is written with: its file, and its name there."""
+    found: dict[str, tuple[Path, str]] = {}
     prefix = FAMILIES[config.family].prefix
     for path in _files(folder):
-        file = opened.enter_context(open_safetensors(path, "the weights"))
-        for name in (name for name in file.keys() if not name.endswith(IGNORED_SUFFIXES)):  # noqa: SIM118 (not a dict)
-            view = file.get_slice(name)
-            shape, kind = tuple(view.get_shape()), view.get_dtype()
+        with open_safetensors(path, "the weights") as file:
+            views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            described = {name: (tuple(view.get_shape()), view.get_dtype()) for name, view in views.items()}
+        for name, (shape, kind) in described.items():
+            if name.endswith(IGNORED_SUFFIXES):
+                continue
             full = name if name == HEAD or name.startswith(prefix) else prefix + name
             if wrapped := [wrapper for wrapper in WRAPPED if name.startswith(wrapper)]:
                 reason = f"begins with {wrapped[0]!r}, as a wrapped model's do; save the model inside the wrapper"
             elif full in found:
-                other, _, also = found[full]
+                other, also = found[full]
                 reason = f"is {full!r}, which {also!r} of {other} is already; expected one of them"
             elif full not in expected:
                 reason = f"{shape} is not part of a {config.num_layers}-layer {config.family}"
@@ -193,7 +210,7 @@ def _stored(
             elif kind not in FLOATS:
                 reason = f"has dtype {kind}; expected one of {', '.join(FLOATS)}"
             else:
-                found[full] = path, file, name
+                found[full] = path, name
                 continue
             raise WeightsError(f"{path}: tensor {name!r} {reason}")
     return found

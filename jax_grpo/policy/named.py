@@ -22,7 +22,7 @@ from jax_grpo.config.files import (
     weights_directory,
 )
 from jax_grpo.config.sections import AdapterConfig, ModelConfig
-from jax_grpo.model import decode_kernel
+from jax_grpo.model import decode_kernel, int8
 from jax_grpo.model.architecture import SIZES, Architecture
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
@@ -82,10 +82,10 @@ def build_model(config: ModelConfig, architecture: Architecture, *, seed: int, v
     """
     if config.decode_attention == "pallas" and (reason := decode_kernel.refusal(architecture)):
         raise ConfigError(f"model.decode_attention pallas {reason}: leave it at einsum")
-    model = Decoder(
+    model = int8.decoder(
         architecture,
+        jnp.dtype(config.base_dtype),
         rngs=nnx.Rngs(seed),
-        param_dtype=jnp.dtype(config.base_dtype),
         compute_dtype=jnp.dtype(config.compute_dtype),
         remat=config.recomputed,
         vocabulary=vocabulary,
@@ -163,7 +163,11 @@ def _adapters(config: AdapterConfig, architecture: Architecture, build: Callable
 
 
 def base_hash(base: Any, dtype: Any = jnp.float32) -> str:
-    """What adapters know their base by: a hash of its values in a dtype, in whatever it is held now."""
+    """What adapters know their base by: a hash of its values in a dtype, in whatever it is held now. Of int8, of what it makes of
+    them, scales included.
+    """
+    if dtype == int8.INT8:
+        return checkpoints.content_hash(base if int8.is_held(base) else int8.held(base), jnp.float32)
     return checkpoints.content_hash(base, dtype, jnp.float32)
 
 
@@ -173,7 +177,7 @@ def _require_own_base(folder: Path, base: Any) -> None:
     if before is not None and (now := base_hash(base, jnp.dtype(dtype or "float32"))) != before:
         raise WeightsError(
             f"{folder} has adapters that were trained on other weights: their hash was {before[:12]}..., and here it is "
-            f"{now[:12]}...; an adapter is of its base alone"
+            f"{now[:12]}...; an adapter is of its base alone, as it was held then (in {dtype or 'float32'})"
         )
 
 
@@ -183,6 +187,9 @@ def load_weights(name: str, dtype: Any) -> tuple[Architecture, nnx.State]:
     Raises as `load_model` does.
     """
     folder = weights_directory(name)
+    if dtype == int8.INT8 and (is_checkpoint(folder) or is_adapter(folder)):
+        architecture, params = load_weights(name, jnp.float32)
+        return architecture, int8.held(params)
     if is_checkpoint(folder):
         return load_checkpoint(folder, dtype)
     if not is_adapter(folder):
@@ -196,6 +203,8 @@ def load_weights(name: str, dtype: Any) -> tuple[Architecture, nnx.State]:
 
 def _as_trained_on(base: nnx.State, dtype: str | None) -> nnx.State:
     """The base as it was rounded where its adapters were trained."""
+    if dtype == "int8":
+        return int8.rounded(base)
     if dtype != "bfloat16":
         return base
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), base)

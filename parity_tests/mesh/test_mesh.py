@@ -40,6 +40,7 @@ STEPS = [
     case("step", {"fsdp": 8}, head=CHUNKED),
     case("step", MIXED, head=CHUNKED),
     case("step", MIXED, head=CHUNKED, family="llama", adapters="lora"),
+    case("step", MIXED, head=CHUNKED, adapters="int8"),
 ]
 MESHES = ({"data": 8}, {"fsdp": 8}, {"fsdp": 4}, {"tensor": 2}, {"tensor": 4}, MIXED, {"data": 2, "tensor": 4})
 HEADS = (MATERIALISED, CHUNKED, COLUMNS, PALLAS, PALLAS_COLUMNS)
@@ -76,7 +77,7 @@ SLOW_ROLLOUTS = [
     case("rollout", MIXED, sampling={"top_k": 9, "top_p": 0.9, "repetition_penalty": 1.4}),
     case("rollout", MIXED, sampling={"temperature": 0.0}),
     *(case("rollout", MIXED, family=family) for family in ("llama", "gemma")),
-    case("rollout", MIXED, family="llama", adapters="lora"),
+    *(case("rollout", MIXED, family="llama", adapters=adapters) for adapters in ("lora", "int8")),
 ]
 SCORES = [case("score", MIXED, head=COLUMNS)]
 REFILLED = ["--rollout.refill.rounds", "3", "--rollout.group_size", "2"]  # two completions often earn the same

@@ -6,6 +6,7 @@ The judge makes and writes the adapters; both implementations read its folder.
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,35 +61,33 @@ class Folders(NamedTuple):
     begun: Path  # as a run begins: B is 0
 
 
+@functools.cache
+def written(root: Path, case: str, described: str = "{}") -> Folders:
+    """A case's folders as transformers and peft write them, in float64."""
+    made = Folders(*(root / f"{case}{len(described)}" / name for name in Folders._fields))
+    with true_float64():
+        model = judge(CASES[case] | json.loads(described), torch.float64, 0.1)
+        model.save_pretrained(made.base)
+        how = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | LORA[case]
+        adapted = peft.get_peft_model(model, peft.LoraConfig(**how), autocast_adapter_dtype=False)
+        adapted.save_pretrained(made.begun)
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(0, 0.3, generator=generator)
+        adapted.save_pretrained(made.adapter)
+    return made
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("adapters")
-
-    @functools.cache
-    def of(case: str, described: str = "{}") -> Folders:
-        made = Folders(*(root / f"{case}{len(described)}" / name for name in Folders._fields))
-        with true_float64():
-            model = judge(CASES[case] | json.loads(described), torch.float64, 0.1)
-            model.save_pretrained(made.base)
-            how = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | LORA[
-                case
-            ]
-            adapted = peft.get_peft_model(model, peft.LoraConfig(**how), autocast_adapter_dtype=False)
-            adapted.save_pretrained(made.begun)
-            generator = torch.Generator().manual_seed(4)
-            with torch.no_grad():
-                for name, parameter in adapted.named_parameters():
-                    if "lora_" in name:
-                        parameter.normal_(0, 0.3, generator=generator)
-            adapted.save_pretrained(made.adapter)
-        return made
-
-    return of
+    return functools.partial(written, tmp_path_factory.mktemp("adapters"))
 
 
-def judged(folder: Folders) -> Judged:
-    """peft's adapters on transformers' model; call under `precise`."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder.base, dtype=torch.float64).eval()
+def judged(folder: Folders, base: Callable[[Any], Any] = lambda model: model) -> Judged:
+    """peft's adapters on transformers' model, which `base` may change in place; call under `precise`."""
+    model = base(transformers.AutoModelForCausalLM.from_pretrained(folder.base, dtype=torch.float64).eval())
     adapted = peft.PeftModel.from_pretrained(model, folder.adapter, is_trainable=True, autocast_adapter_dtype=False)
     return Judged(adapted.base_model.model)
 

@@ -112,8 +112,10 @@ def test_adapters_are_continued_as_a_new_runs_start_and_are_its_reference(finish
     trainer.task.close()
 
 
-def test_a_run_that_died_continues_bit_for_bit(tmp_path, monkeypatch):
-    cut, whole = cut_and_whole(lambda run: settings(tmp_path, run), monkeypatch)
+@pytest.mark.parametrize("base", ["parameters", "int8"])
+def test_a_run_that_died_continues_bit_for_bit(base, tmp_path, monkeypatch):
+    model = {"adapter": {"rank": RANK, "alpha": 4.0, "base_dtype": base}}
+    cut, whole = cut_and_whole(lambda run: settings(tmp_path, run, model=model), monkeypatch)
     states = [load(path / "checkpoints" / "000004") for path in (cut, whole)]
     assert states[0].arrays.keys() == states[1].arrays.keys()
     for name, array in states[1].arrays.items():
@@ -144,6 +146,38 @@ def test_a_run_whose_base_or_adapter_is_another_is_not_continued(tmp_path):
             load_named(name)
 
 
+def test_a_run_on_int8_is_what_it_trained_wherever_it_goes_and_is_continued_on_int8_alone(tmp_path):
+    """Readers and `--format hf` add the adapters into what int8 holds; PEFT's folder stands beside the base's own files."""
+    on_int8 = {"adapter": {"rank": RANK, "alpha": 4.0, "base_dtype": "int8"}}
+    run = train(settings(tmp_path, iterations=1, model=on_int8))
+    trainer = Trainer(settings(tmp_path, model={"adapter": {"weights": str(run), "base_dtype": "int8"}}))
+    ids, mask = jnp.arange(5, 17).reshape(2, 6), jnp.ones((2, 6), jnp.int32)
+    trained = nnx.merge(trainer.policy.graphdef, trainer.weights)(ids, mask)
+    trainer.task.close()
+    policy = load_named(str(run))
+    np.testing.assert_allclose(nnx.merge(policy.graphdef, policy.params)(ids, mask), trained, atol=2e-5)
+    last = run / "checkpoints" / "000001"
+    assert content_hash(load_named(str(last)).params) == content_hash(policy.params)
+    assert not any("kernel" in name for name in load(last).arrays), "adapters alone"
+    export.main(["--weights", str(run), "--out", str(tmp_path / "whole")])
+    assert content_hash(load_hf(tmp_path / "whole")[1]) == content_hash(policy.params)
+    export.main(["--weights", str(last), "--out", str(tmp_path / "adapters"), "--format", "peft"])
+    assert content_hash(load_named(str(tmp_path / "adapters")).params) == content_hash(policy.params)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base0").eval()
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "adapters").merge_and_unload()
+    own = policy.params["h"][0]["mlp"]["c_fc"]["kernel"][...]
+    gap = np.abs(theirs.transformer.h[0].mlp.c_fc.weight.detach().numpy() - own)
+    base = load_hf(tmp_path / "base0")[1]["h"][0]["mlp"]["c_fc"]["kernel"][...]
+    half_a_level = np.abs(base).max(0) / 254
+    assert gap.max() > 0 and np.all(gap <= half_a_level * 1.001), (
+        "merged into the files' own weights, it is the other model"
+    )
+    with pytest.raises(
+        CheckpointError, match=r"model.adapter.base_dtype is 'parameters', but .* with 'int8': int8 rounds"
+    ):
+        train(settings(tmp_path, iterations=2), resume="auto")
+
+
 def test_a_folder_without_adapters_does_not_begin_any(tmp_path):
     base = base_folder(tmp_path)
     with pytest.raises(
@@ -165,8 +199,12 @@ def test_a_folder_without_adapters_does_not_begin_any(tmp_path):
         {"objective": {"name": "kl_cov", "cov_share": 0.2}, "lm_head": {"implementation": "chunked"}},
         {"model": {"adapter": {"merged_rollouts": True, "targets": ["c_fc"], "rank_stabilised": True}, "remat": True}},
         {"update": {"micro_batches": "auto", "offload_optimizer": True}, "model": {"decode_attention": "pallas"}},
+        {
+            "update": {"micro_batches": "auto"},
+            "model": {"decode_attention": "pallas", "compute_dtype": "bfloat16", "adapter": {"base_dtype": "int8"}},
+        },
     ],
-    ids=["refill", "moving reference", "kl_cov", "merged", "auto"],
+    ids=["refill", "moving reference", "kl_cov", "merged", "auto", "int8"],
 )
 def test_settings_beside_adapters_train(changes, tmp_path):
     run = train(settings(tmp_path, iterations=2, **changes))
