@@ -44,9 +44,8 @@ class Linear(nnx.Linear):
         """x W, and what adapters add to it, in the compute dtype."""
         x = inputs.astype(self.dtype)
         product = x @ self.kernel[...].astype(self.dtype)
-        if (
-            self.kernel_scale is not None
-        ):  # after the product: XLA puts both into one kernel, and writes no matrix of floats
+        if self.kernel_scale is not None:
+            # After the product: XLA puts both into one kernel, and writes no matrix of floats.
             wide = wide_dtype(product)
             product = (product.astype(wide) * self.kernel_scale[...].astype(wide)).astype(self.dtype)
         return product if self.adapters is None else product + self._low_rank(x)

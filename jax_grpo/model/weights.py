@@ -166,9 +166,8 @@ def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[Architectu
 
     def read(full: str) -> jax.Array:
         path, name = stored[full]
-        with open_safetensors(
-            path, "the weights"
-        ) as file:  # each time: one that is open counts all that was read of it
+        # Opened each time: the memory of an open file has all that was read of it.
+        with open_safetensors(path, "the weights") as file:
             values = file.get_tensor(name)
         require_finite(np.asarray(values), path, name)
         return values

@@ -146,9 +146,8 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
     changed = {key: (old, new) for key, (old, new) in both.items() if old != new}
     fixed = {key: why for key in changed for fixed, why in FIXED.items() if fnmatch.fnmatchcase(key, fixed)}
     fixed |= {key: why for key, why in PART_OF_THE_STATE.items() if (before.get(key) is None) != (now[key] is None)}
-    if "int8" in changed.get(
-        base := "model.adapter.base_dtype", ()
-    ):  # of other dtypes the base's hash says whether it is another
+    base = "model.adapter.base_dtype"  # of other dtypes than int8 the base's hash says whether it is another
+    if "int8" in changed.get(base, ()):
         fixed[base] = "int8 rounds the base to other values, which the adapters are of"
     if now["objective.entropy_target"] is not None and "objective.entropy_coefficient" in changed:
         fixed["objective.entropy_coefficient"] = PART_OF_THE_STATE["objective.entropy_target"]
