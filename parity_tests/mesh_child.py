@@ -28,6 +28,7 @@ from jax_grpo.mesh import layout_of
 from jax_grpo.model import int8
 from jax_grpo.model.architecture import Rope
 from jax_grpo.model.decoder import Decoder
+from jax_grpo.policy import int8_base
 from jax_grpo.policy.adapters import Adapter, attach, divided, joined, linear_maps
 from jax_grpo.rollout import decoding
 from jax_grpo.rollout.decoding import DecodingSettings
@@ -91,10 +92,14 @@ def model(dtype: str, family: str = "gpt2", adapters: str = ""):
     graphdef, params = nnx.split(made, nnx.Param)
     params = jax.tree.map(lambda x: x * 4 if x.ndim >= 2 else x, params)  # so that logits are not all alike
     if adapters == "int8":
-        of = functools.partial(int8.decoder, sizes, jnp.int8, rngs=nnx.Rngs(0), compute_dtype=jnp.dtype(dtype))
-        shapes = nnx.eval_shape(lambda: attach(of(), Adapter(3, 5.0), seed=1, param_dtype=jnp.dtype(dtype)))
+
+        def held() -> Decoder:
+            of = int8.decoder(sizes, jnp.int8, rngs=nnx.Rngs(0), compute_dtype=jnp.dtype(dtype))
+            return attach(of, Adapter(3, 5.0), seed=1, param_dtype=jnp.dtype(dtype))
+
+        shapes = nnx.eval_shape(held)
         graphdef, (trained, base) = nnx.split(shapes, nnx.Param)[0], divided(params)
-        params = joined(trained, int8.held(base))
+        params = joined(trained, int8_base.held(base))
     return graphdef, params
 
 

@@ -27,6 +27,7 @@ from jax_grpo.model.architecture import SIZES, Architecture
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
 from jax_grpo.model.weights import WeightsError, abstract_params, load_hf, read_config, require_finite
+from jax_grpo.policy import int8_base
 from jax_grpo.policy.adapters import Adapter, attach, divided, joined, merged
 from jax_grpo.policy.peft_files import load_adapters, read_adapter, read_base
 from jax_grpo.run import checkpoints
@@ -167,7 +168,7 @@ def base_hash(base: Any, dtype: Any = jnp.float32) -> str:
     them, scales included.
     """
     if dtype == int8.INT8:
-        return checkpoints.content_hash(base if int8.is_held(base) else int8.held(base), jnp.float32)
+        return checkpoints.content_hash(base if int8_base.is_held(base) else int8_base.held(base), jnp.float32)
     return checkpoints.content_hash(base, dtype, jnp.float32)
 
 
@@ -189,22 +190,25 @@ def load_weights(name: str, dtype: Any) -> tuple[Architecture, nnx.State]:
     folder = weights_directory(name)
     if dtype == int8.INT8 and (is_checkpoint(folder) or is_adapter(folder)):
         architecture, params = load_weights(name, jnp.float32)
-        return architecture, int8.held(params)
+        return architecture, int8_base.held(params)
     if is_checkpoint(folder):
         return load_checkpoint(folder, dtype)
     if not is_adapter(folder):
         return load_hf(folder, dtype)
-    architecture, base = load_weights(base_of(folder), dtype)
+    # The base's hash is of the values in its files; and the sum is rounded once.
+    wide = jnp.promote_types(dtype, jnp.float32)
+    architecture, base = load_weights(base_of(folder), wide)
     _require_own_base(folder, base)
-    graphdef, like = _with_adapters(architecture, read_adapter(folder), dtype)
+    graphdef, like = _with_adapters(architecture, read_adapter(folder), wide)
     base = _as_trained_on(base, read_base(folder)[1])
-    return architecture, merged(graphdef, joined(load_adapters(folder, architecture, like), base))
+    whole = merged(graphdef, joined(load_adapters(folder, architecture, like), base))
+    return architecture, jax.tree.map(lambda x: x.astype(dtype), whole)
 
 
 def _as_trained_on(base: nnx.State, dtype: str | None) -> nnx.State:
     """The base as it was rounded where its adapters were trained."""
     if dtype == "int8":
-        return int8.rounded(base)
+        return int8_base.rounded(base)
     if dtype != "bfloat16":
         return base
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), base)

@@ -22,7 +22,7 @@ from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.weights import WeightsError
 from jax_grpo.policy.adapters import Adapter, attach, divided, joined, linear_maps, merged
-from jax_grpo.policy.named import adapter_of, base_hash, load_model, load_named, load_policy
+from jax_grpo.policy.named import adapter_of, base_hash, load_model, load_named, load_policy, load_weights
 from jax_grpo.policy.peft_files import load_adapters, read_adapter, save_adapters
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate
@@ -136,6 +136,16 @@ def test_a_base_in_bfloat16_is_one_base_in_whatever_it_is_held_later(folder, tmp
     whole = load_named(str(tmp_path / "a"), tokenizer="chess")  # in float32, B is 0
     for one, other in zip(jax.tree.leaves(whole.params), jax.tree.leaves(base), strict=True):
         assert np.array_equal(one, np.asarray(other, np.float32))
+
+
+def test_adapters_are_read_into_bfloat16_on_a_base_of_any_dtype(folder, tmp_path):
+    """Their base's hash is of what its files hold, and the sum is rounded once."""
+    model = load_model(model_config(folder, rank=2), 0, 1)
+    adapters, base = divided(randomised(model.params))
+    given = {"base": str(folder), "base_hash": base_hash(base), "base_dtype": "float32"}
+    save_adapters(tmp_path / "a", model.architecture, Adapter(2, 32.0), adapters, **given)
+    wide, narrow = (load_weights(str(tmp_path / "a"), dtype)[1] for dtype in (jnp.float32, jnp.bfloat16))
+    assert base_hash(narrow, jnp.bfloat16) == base_hash(wide, jnp.bfloat16)
 
 
 @pytest.mark.parametrize(
