@@ -110,15 +110,12 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
     return found | {f"param/{name}": value for name, value in to_hf(state.params, model.architecture).items()}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_loss_metrics_and_every_adapters_gradient_are_those_of_the_reference_and_of_peft(folders, case):
-    folder = folders(case)
-    config, layout = config_of(case, folder), WAYS[case][1]
-    model = load(load_hf(folder.base, dtype=torch.float64), folder.adapter)
+def compare_step(config: Config, layout: str, model: Any, judge_of: Callable[[], Judged]) -> None:
+    """One step of `jax_grpo` in float64 against `torch_ref`'s `model` and peft's, which `judge_of` makes."""
     arrays = crafted_batch(model, shared_prompts=True)
     with precise("float64"):
         found = jax_step(config, load_jax(config.model, config.seed), arrays, layout)
-        peer = judged(folder)
+        peer = judge_of()
         batch = from_arrays(arrays, config.learning(), dtype=torch.float64)
         references = {
             "torch_ref": replay(config.learning(), model, batch),
@@ -136,6 +133,14 @@ def test_loss_metrics_and_every_adapters_gradient_are_those_of_the_reference_and
         show(f"{name}: gradients", errors, ALLOWED.gradients)
         parameters = {key: x for key, x in reference.items() if "lora_" in key and key.startswith("param/")}
         show(f"{name}: after the step", tensor_errors(found, parameters, "param/"), ALLOWED.gradients)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_metrics_and_every_adapters_gradient_are_those_of_the_reference_and_of_peft(folders, case):
+    folder = folders(case)
+    config, layout = config_of(case, folder), WAYS[case][1]
+    model = load(load_hf(folder.base, dtype=torch.float64), folder.adapter)
+    compare_step(config, layout, model, lambda: judged(folder))
     frozen = dict(load_hf(folder.base, dtype=torch.float64).named_parameters())
     for name, parameter in model.named_parameters():
         if "lora_" not in name:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from both import show
 from safetensors.numpy import load_file, save_file
-from test_parity_adapters import WAYS, Folders, config_of, jax_step, judged, written
+from test_parity_adapters import WAYS, Folders, compare_step, config_of, judged, written
 from transformers.pytorch_utils import Conv1D
 
 from jax_grpo.chess.positions.sources import selfplay_positions
@@ -26,13 +26,11 @@ from jax_grpo.policy.adapters import divided
 from jax_grpo.policy.peft_files import ADAPTER_FILE
 from jax_grpo.run.checkpoints import content_hash
 from torch_ref.adapters import trained, with_adapters
-from torch_ref.batch import from_arrays
-from torch_ref.compare import TOLERANCES, largest, logp_error, scalar_errors, tensor_errors
-from torch_ref.crafted import PROMPT, crafted_batch
+from torch_ref.compare import TOLERANCES, largest
+from torch_ref.crafted import crafted_batch
 from torch_ref.judge import CASES
 from torch_ref.parity import STORAGE, one_step, whole_iterations
 from torch_ref.parity_families import load_jax, precise, settings
-from torch_ref.replay import replay
 from torch_ref.weights import load_hf
 
 ALLOWED = TOLERANCES["float64"]
@@ -79,27 +77,7 @@ def test_loss_kl_and_every_adapters_gradient_on_a_base_in_int8(folders, case):
     folder = folders(case)
     config, layout = int8_config(case, folder), WAYS[case][1]
     model = twin(config, folder)
-    arrays = crafted_batch(model, shared_prompts=True)
-    with precise("float64"):
-        found = jax_step(config, load_jax(config.model, config.seed), arrays, layout)
-        peer = judged(folder, rounded_in_place)
-        batch = from_arrays(arrays, config.learning(), dtype=torch.float64)
-        references = {
-            "torch_ref": replay(config.learning(), model, batch),
-            "peft": replay(config.learning(), peer, batch),
-        }
-    mask = arrays["completion_mask"][:, PROMPT:]
-    for name, arrays_of in references.items():
-        reference = {key.replace(".default.", "."): x for key, x in arrays_of.items()}
-        assert reference["clip_fraction/low"] > 0 and reference["kl/mean"] > 0
-        show(f"{name}: logp", {"logp": logp_error(found["logp"], reference["logp"][:, PROMPT:], mask)}, ALLOWED.logp)
-        show(f"{name}: loss and metrics", scalar_errors(found, reference, "float64"), ALLOWED.scalars)
-        errors = tensor_errors(found, reference)
-        assert errors.keys() == {key for key in found if key.startswith("grad/")}, "the adapters', and no others"
-        assert len(errors) == len(trained(model)) > 0
-        show(f"{name}: gradients", errors, ALLOWED.gradients)
-        parameters = {key: x for key, x in reference.items() if "lora_" in key and key.startswith("param/")}
-        show(f"{name}: after the step", tensor_errors(found, parameters, "param/"), ALLOWED.gradients)
+    compare_step(config, layout, model, lambda: judged(folder, rounded_in_place))
     assert all("lora_" in name for name in trained(model)), "nothing of the base is trained"
 
 
