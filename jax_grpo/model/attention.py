@@ -147,8 +147,8 @@ def _softmax_of_sets(
     powers = [jnp.exp(one - jax.lax.stop_gradient(highest)) for one in by_set]
     total = functools.reduce(jnp.add, [jnp.sum(one, axis=-1, keepdims=True) for one in powers])
     of_mixed = of_scores.removesuffix("s") + "d"
-    mixed = [
-        jnp.einsum(f"{of_scores},{layout}->{of_mixed}", one.astype(q.dtype), seen.kv.v, preferred_element_type=wide)
+    mixed = [  # in the queries' dtype: XLA:CPU has no product of bfloat16s over a cache's tokens that is float32
+        jnp.einsum(f"{of_scores},{layout}->{of_mixed}", one.astype(q.dtype), seen.kv.v).astype(wide)
         for one, seen, layout in zip(powers, sets, layouts, strict=True)
     ]
     quotient = (functools.reduce(jnp.add, mixed) / total).astype(q.dtype)

@@ -60,6 +60,25 @@ def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
     assert all(b < 1.25 * a for a, b in zip(one_array, in_blocks, strict=True))
 
 
+@pytest.mark.parametrize("kv_heads", [K, N])
+@pytest.mark.parametrize("axes", ["pg", "pge"])
+def test_caches_in_bfloat16_are_read_on_a_cpu(axes, kv_heads):
+    """A decode step's and a later turn's: heads before tokens."""
+    rng = np.random.default_rng(0)
+    queries = (P, G) if axes == "pg" else (P, G, 3)
+    shapes = [(*queries, N, D), *[(P, G, kv_heads, 5, D)] * 2, *[(P, kv_heads, T, D)] * 2]
+    numbers = [rng.normal(size=shape) for shape in shapes]
+    at, at_PGS = jnp.full(queries, T + 5), jnp.full((P, G, 5), T)
+
+    @jax.jit
+    def out(q, k_PGKSD, v_PGKSD, k_PKTD, v_PKTD):
+        sets = [Seen(KV(k_PKTD, v_PKTD), jnp.zeros((P, T), jnp.int32), past=True), Seen(KV(k_PGKSD, v_PGKSD), at_PGS)]
+        return attend(q, axes, at, sets, D**0.5)
+
+    wide, narrow = (out(*(jnp.asarray(x, dtype) for x in numbers)) for dtype in (jnp.float32, jnp.bfloat16))
+    assert jnp.abs(narrow - wide).max() < 2**-7 * jnp.abs(wide).max()  # queries, keys, values and shares have 8 bits
+
+
 @pytest.mark.parametrize("target", ["cpu", pytest.param("rtx4090", marks=[needs_plugin, pytest.mark.slow])])
 @pytest.mark.parametrize(("attention", "arrays_of_scores"), [("auto", False), ("blocks", False), ("full", True)])
 def test_an_update_of_long_completions_has_no_array_of_scores(attention, arrays_of_scores, target):
