@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from short_runs import TIMES
 
+from jax_grpo.batch import Batch, minibatches
 from jax_grpo.chess.positions.sources import selfplay_positions
 from jax_grpo.config import Config
 from jax_grpo.tasks.base import Logged
@@ -75,6 +76,16 @@ def write_positions(folder: Path) -> Path:
     rows = [json.dumps({"fen": position.fen}) for position in selfplay_positions(8, 0)]
     (folder / "positions.jsonl").write_text("\n".join(rows))
     return folder
+
+
+def begins_with_signal(config: Config, batch: Batch) -> bool:
+    """Whether the first optimiser step of iteration 0 has an advantage.
+
+    Without one, the gradient of a policy that is still its reference is rounding alone, of which AdamW makes a step that differs
+    by machine: two implementations then agree by chance.
+    """
+    first = next(iter(minibatches(batch, config.update.epochs, config.update.minibatches, config.seed, 0)))
+    return bool(np.any(first.advantages_B))
 
 
 def begin_again(trainer: Trainer, fresh) -> None:

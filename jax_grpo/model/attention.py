@@ -147,11 +147,13 @@ def _softmax_of_sets(
     powers = [jnp.exp(one - jax.lax.stop_gradient(highest)) for one in by_set]
     total = functools.reduce(jnp.add, [jnp.sum(one, axis=-1, keepdims=True) for one in powers])
     of_mixed = of_scores.removesuffix("s") + "d"
-    mixed = [  # in the queries' dtype: XLA:CPU has no product of bfloat16s over a cache's tokens that is float32
-        jnp.einsum(f"{of_scores},{layout}->{of_mixed}", one.astype(q.dtype), seen.kv.v).astype(wide)
-        for one, seen, layout in zip(powers, sets, layouts, strict=True)
+    # XLA:CPU has no product of bfloat16s over the tokens of caches with heads first that is float32.
+    dtypes = [q.dtype if one.heads_first else wide for one in sets]
+    mixed = [
+        jnp.einsum(f"{of_scores},{layout}->{of_mixed}", one.astype(q.dtype), seen.kv.v, preferred_element_type=dtype)
+        for one, seen, layout, dtype in zip(powers, sets, layouts, dtypes, strict=True)
     ]
-    quotient = (functools.reduce(jnp.add, mixed) / total).astype(q.dtype)
+    quotient = (functools.reduce(jnp.add, [one.astype(wide) for one in mixed]) / total).astype(q.dtype)
     return jnp.einsum(f"{of_mixed}->{of_queries}", quotient).reshape(q.shape)
 
 
