@@ -212,10 +212,12 @@ class Config(sections.Section):
                 f"lm_head.implementation pallas without lm_head.chunk_vocab has a kernel of whole rows of the vocabulary, which "
                 f"mesh.tensor {mesh.tensor} cuts; give lm_head.chunk_vocab, or chunked or materialised"
             )
-        if mesh.tensor > 1 and model.decode_attention == "pallas":
-            yield (
-                f"model.decode_attention pallas is a kernel of all heads, which mesh.tensor {mesh.tensor} cuts; expected einsum"
-            )
+        for key, value, other in (
+            ("attention", model.attention, "auto"),
+            ("decode_attention", model.decode_attention, "einsum"),
+        ):
+            if mesh.tensor > 1 and value == "pallas":
+                yield f"model.{key} pallas has kernels of all heads, which mesh.tensor {mesh.tensor} cuts; expected {other}"
         if model.weights is None and model.num_heads is not None and model.hidden_size is not None:
             yield from mesh.misfits(model.num_heads, model.hidden_size)
 

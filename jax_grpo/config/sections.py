@@ -146,9 +146,10 @@ class ModelConfig(Section):
     remat: Annotated[bool | Literal["keep_matmuls"], PlainValidator(_remat)] = False
     """Recompute blocks in the backward pass (TRL: gradient_checkpointing); `keep_matmuls`: all but the results of their products
     with weights."""
-    attention: Literal["auto", "full", "blocks"] = "auto"
+    attention: Literal["auto", "full", "blocks", "pallas"] = "auto"
     """Of many queries at once: `full` has every score in one array; `blocks` those of 64 queries at a time, or of a sixteenth of
-    them: least memory; `auto`: of 128, or of a quarter, where there are more than 256 queries, else full."""
+    them: least memory; `auto`: of 128, or of a quarter, where there are more than 256 queries, else full; `pallas`: none, in
+    kernels for NVIDIA cards (a CPU interprets them, for tests)."""
     decode_attention: Literal["einsum", "pallas"] = "einsum"
     """Of a new token a completion: `einsum` anywhere; `pallas` is one kernel for NVIDIA cards (a CPU interprets it, for tests)."""
     adapter: AdapterConfig | None = None

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grpo import fused_attention
+from jax_grpo.fused_attention import Keys
 from jax_grpo.model.architecture import Rope
 
 
@@ -68,7 +70,8 @@ class Blocks(NamedTuple):
     most: int  # a program has the kernels of each block of each layer
 
 
-BLOCKS: dict[str, Blocks | None] = {"auto": Blocks(128, 256, 4), "blocks": Blocks(64, 64, 16), "full": None}
+KERNELS = Blocks(0, 0, 0)  # those of `fused_attention`
+BLOCKS = {"auto": Blocks(128, 256, 4), "blocks": Blocks(64, 64, 16), "full": None, "pallas": KERNELS}
 
 Turn = tuple[jax.Array, jax.Array]  # cosines and sines of tokens' angles, [..., D / 2]
 
@@ -101,7 +104,10 @@ def attend(
     backward pass computes its scores again.
     """
     one_query = not axes.endswith("e")
-    if one_query or blocks is None or at.shape[-1] <= blocks.over:
+    if blocks is KERNELS and not one_query and not any(one.heads_first for one in sets):
+        keys = [Keys(*one.kv, one.at, one.real, not one.past) for one in sets]
+        return fused_attention.attend(q, at, keys, divisor, window)
+    if one_query or blocks in (None, KERNELS) or at.shape[-1] <= blocks.over:
         return _softmax_of_sets(q, axes, at[..., None] if one_query else at, sets, divisor, window)
     queries, kvs, out = at.shape[-1], [one.kv for one in sets], []
     size = max(blocks.size, -(-queries // blocks.most))

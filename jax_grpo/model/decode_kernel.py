@@ -7,7 +7,6 @@ for the CPU: for tests, not for speed. `Decoder.decode` does the same in a dozen
 
 import functools
 import math
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from jax_grpo.model.architecture import Architecture
-
-# JAX 0.11 deprecates this backend; the kernel is small, and `einsum` does the same without it.
-warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
 BLOCK = 32  # keys that one program holds at a time; with 64 numbers each, 16 a thread of 128
 WARPS = 4

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_grpo import fused_attention
 from jax_grpo.config import ConfigError, earlier
 from jax_grpo.config.files import (
     RUN_WEIGHTS,
@@ -79,8 +80,10 @@ def build_model(config: ModelConfig, architecture: Architecture, *, seed: int, v
     """The model as the config's section says, with random weights, and adapters of no effect; see `Decoder`.
 
     Raises:
-        ConfigError: the decode kernel is asked for and cannot do the model's attention; or an adapter's target is not there.
+        ConfigError: kernels are asked for that cannot do the model's attention; or an adapter's target is not there.
     """
+    if config.attention == "pallas" and (reason := fused_attention.refusal(architecture.head_dim)):
+        raise ConfigError(f"model.attention pallas {reason}: leave it at auto")
     if config.decode_attention == "pallas" and (reason := decode_kernel.refusal(architecture)):
         raise ConfigError(f"model.decode_attention pallas {reason}: leave it at einsum")
     model = int8.decoder(

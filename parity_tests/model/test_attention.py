@@ -1,4 +1,4 @@
-"""Attention in blocks of queries: the numbers of one array of scores, in any dtype, and no such array in the compiled program.
+"""Attention in blocks of queries, and in kernels: the numbers of one array of scores, in any dtype, and no such array compiled.
 
 Every family, layout, window and padding is `test_families`' and `test_parity_families`'.
 """
@@ -31,17 +31,39 @@ def arrays(dtype) -> list[jax.Array]:
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-def weighted(q_PGCND, k_PGCKD, v_PGCKD, k_PTKD, v_PTKD, *, blocks: Blocks | None) -> jax.Array:
-    at_PT, at_PGC = jnp.broadcast_to(jnp.arange(T), (P, T)), jnp.broadcast_to(T + jnp.arange(C), (P, G, C))
+def weighted(
+    q_PGCND, k_PGCKD, v_PGCKD, k_PTKD, v_PTKD, *, blocks: Blocks | None, window: int | None = None, padded: bool = False
+) -> jax.Array:
+    """A sum of what attention gives; padded: seven columns of a prompt, and of completions one's end and some of another's."""
+    real_PT, real_PGC = np.ones((P, T), bool), np.ones((P, G, C), bool)
+    if padded:
+        real_PT[0, :7] = real_PGC[0, 1, 90:] = real_PGC[1, 0, 40:45] = False
+    at_PT = jnp.maximum(jnp.cumsum(real_PT, axis=-1) - 1, 0)
+    at_PGC = at_PT[:, None, -1:] + jnp.cumsum(real_PGC, axis=-1)
     sets = [
-        Seen(KV(k_PTKD, v_PTKD), at_PT, past=True, heads_first=False),
-        Seen(KV(k_PGCKD, v_PGCKD), at_PGC, heads_first=False),
+        Seen(KV(k_PTKD, v_PTKD), at_PT, jnp.asarray(real_PT), past=True, heads_first=False),
+        Seen(KV(k_PGCKD, v_PGCKD), at_PGC, jnp.asarray(real_PGC), heads_first=False),
     ]
-    out = attend(q_PGCND, "pge", at_PGC, sets, D**0.5, blocks=blocks)
-    return jnp.sum(out * jnp.asarray(np.random.default_rng(1).normal(size=out.shape), out.dtype))
+    out = attend(q_PGCND, "pge", at_PGC, sets, D**0.5, window, blocks)
+    weights = np.random.default_rng(1).normal(size=out.shape) * real_PGC[..., None, None]
+    return jnp.sum(out * jnp.asarray(weights, out.dtype))
 
 
-@pytest.mark.parametrize("name", ["auto", "blocks"])
+@pytest.mark.parametrize("window", [None, 50])
+def test_kernels_give_the_gradients_of_one_array_of_scores(window, x64):
+    """Over several blocks of queries and of keys, none of which divide them; a head of keys serves two of queries."""
+    gradients = [
+        jax.jit(
+            jax.value_and_grad(partial(weighted, blocks=BLOCKS[name], window=window, padded=True), argnums=range(5))
+        )
+        for name in ("full", "pallas")
+    ]
+    (value, exact), (of_kernels, found) = (gradient(*arrays("float64")) for gradient in gradients)
+    assert abs(value - of_kernels) < 1e-12 * abs(value)
+    assert max(relative_error(a, b) for a, b in zip(found, exact, strict=True)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["auto", "blocks", "pallas"])
 def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
     """In bfloat16, against float64. Gradients of keys are sums of at most five blocks', of which each is rounded: a quarter."""
     gradients = {
@@ -80,8 +102,12 @@ def test_caches_in_bfloat16_are_read_on_a_cpu(axes, kv_heads):
 
 
 @pytest.mark.parametrize("target", ["cpu", pytest.param("rtx4090", marks=[needs_plugin, pytest.mark.slow])])
-@pytest.mark.parametrize(("attention", "arrays_of_scores"), [("auto", False), ("blocks", False), ("full", True)])
+@pytest.mark.parametrize(
+    ("attention", "arrays_of_scores"), [("auto", False), ("blocks", False), ("pallas", False), ("full", True)]
+)
 def test_an_update_of_long_completions_has_no_array_of_scores(attention, arrays_of_scores, target):
+    if attention == "pallas" and target == "cpu":
+        pytest.skip("interpreted there")
     sizes = Architecture(vocab_size=131, num_layers=2, num_heads=2, hidden_size=32, max_position_embeddings=1024)
     model = Decoder(sizes, rngs=nnx.Rngs(0), attention=attention, remat="all")
     graphdef, params = nnx.split(model, nnx.Param)

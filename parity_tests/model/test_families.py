@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import jax
@@ -16,7 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.attention import KV, Blocks, EarlierTurns
+from jax_grpo.model.attention import KERNELS, KV, Blocks, EarlierTurns
 from jax_grpo.model.decoder import Decoder, position_ids
 from jax_grpo.model.families import UnsupportedModel, described, read_architecture
 from jax_grpo.model.weights import WeightsError, from_hf, load_hf, save_hf, to_hf
@@ -111,10 +112,15 @@ def test_grouped_completions_have_the_logits_of_their_concatenation(case, x64):
         show("grouped", {f"{remat} {blocks}": float(np.abs(found - expected)[real].max())}, CLOSE)
 
 
-@pytest.mark.parametrize("layout", ["whole", "grouped"])
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_in_blocks_are_those_of_one_array_of_scores(case, layout, x64):
-    """Of every parameter; padding on both sides, windows of 4 tokens, blocks of 2 queries."""
+@pytest.mark.parametrize(
+    ("case", "layout", "way"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] if each[2] == "pallas" and each[0] != "llama_tied" else [])
+        for each in itertools.product(CASES, ("whole", "grouped"), ("blocks", "pallas"))
+    ],
+)
+def test_gradients_in_blocks_are_those_of_one_array_of_scores(case, layout, way, x64):
+    """Of every parameter; padding on both sides, windows of 4 tokens, blocks of 2 queries; and of interpreted kernels."""
     tokens, _, real = grouped_case(case)
     ids, mask = padded("left", 3, 11)
 
@@ -124,7 +130,7 @@ def test_gradients_in_blocks_are_those_of_one_array_of_scores(case, layout, x64)
         return jnp.sum(jnp.where(mask[..., None] == 1, jnp.sin(model(jnp.asarray(ids), jnp.asarray(mask))), 0))
 
     gradient = {}
-    for name, blocks in IN_BLOCKS.items():
+    for name, blocks in {"full": None, way: IN_BLOCKS.get(way, KERNELS)}.items():
         graphdef, params = nnx.split(ours(case, blocks, remat="all" if blocks else False), nnx.Param)
         gradient[name] = jax.jit(jax.grad(lambda params, graphdef=graphdef: loss(nnx.merge(graphdef, params))))(params)
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradient["full"]["h"]))

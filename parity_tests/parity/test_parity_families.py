@@ -22,7 +22,7 @@ from jax_grpo.chess.positions.sources import selfplay_positions
 from jax_grpo.config import Config
 from jax_grpo.lm_head import LM_HEADS
 from jax_grpo.model.architecture import Architecture, Rope
-from jax_grpo.model.attention import BLOCKS, Blocks
+from jax_grpo.model.attention import BLOCKS, KERNELS, Blocks
 from jax_grpo.model.families import read_architecture
 from jax_grpo.model.weights import to_hf
 from jax_grpo.policy.named import Model
@@ -90,10 +90,10 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
     ],
 )
 def test_loss_metrics_and_every_gradient_of_every_family(folders, case, head, layout, monkeypatch):
-    """Attention in one array of scores, or in blocks of two queries: a family meets each, and each head and layout do."""
-    monkeypatch.setitem(BLOCKS, "blocks", Blocks(2, 2, 9))
-    attention = ("full", "blocks")[(list(CASES).index(case) + WAYS.index((head, layout))) % 2]
-    config = settings("float64", folders(case), lm_head={"implementation": head}, model={"attention": attention})
+    """Attention in one array of scores, in blocks of two queries, or in kernels: each family meets each, as each head does."""
+    blocks = (None, Blocks(2, 2, 9), KERNELS)[(list(CASES).index(case) + WAYS.index((head, layout))) % 3]
+    monkeypatch.setitem(BLOCKS, "auto", blocks)
+    config = settings("float64", folders(case), lm_head={"implementation": head})
     model = load_hf(folders(case), dtype=torch.float64)
     arrays = crafted_batch(model, shared_prompts=True)
     with precise("float64"):
