@@ -1,4 +1,4 @@
-"""What the installed JAX makes of the two Pallas kernels: a row a kernel and card of the table in docs/launches.md.
+"""What the installed JAX makes of the Pallas kernels: a row a kernel and card of the table in docs/launches.md.
 
     JAX_PLATFORMS=cpu python docs/experiments/kernels.py
 
@@ -18,7 +18,7 @@ from jax_grpo.bench import lm_head
 from jax_grpo.memory.compile import CannotCompile, compile_program
 from jax_grpo.memory.programs import Program
 from jax_grpo.model.architecture import Architecture
-from jax_grpo.model.attention import KV
+from jax_grpo.model.attention import BLOCKS, KV, Seen, attend
 from jax_grpo.model.decoder import Decoder
 
 CARDS = ("rtx4090", "h200")
@@ -52,6 +52,26 @@ def decoding(kernel: bool) -> tuple[Any, tuple[Any, ...]]:
     return jax.jit(step), (params, token_PG, *caches)
 
 
+def attention(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A layer's attention and its gradients in a group's layout, a head of keys for two of queries, and its arguments."""
+    rng, heads = np.random.default_rng(0), 12
+    shapes = [(P, G, C, heads, 64), *[(P, G, C, heads // 2, 64)] * 2, *[(P, T, heads // 2, 64)] * 2]
+    at_PT, at_PGC = jnp.broadcast_to(jnp.arange(T), (P, T)), jnp.broadcast_to(T + jnp.arange(C), (P, G, C))
+
+    def out(q, k, v, prompt_k, prompt_v):
+        sets = [
+            Seen(KV(prompt_k, prompt_v), at_PT, past=True, heads_first=False),
+            Seen(KV(k, v), at_PGC, heads_first=False),
+        ]
+        return attend(q, "pge", at_PGC, sets, 8.0, blocks=BLOCKS[name])
+
+    def both(*arrays):
+        result, backwards = jax.vjp(out, *arrays)
+        return result, backwards(result)
+
+    return jax.jit(both), tuple(jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes)
+
+
 def difference(a: Any, b: Any) -> float:
     """The largest, relative to the largest number of each array."""
     pairs = [[np.asarray(x, np.float64) for x in pair] for pair in zip(*map(jax.tree.leaves, (a, b)), strict=True)]
@@ -59,7 +79,7 @@ def difference(a: Any, b: Any) -> float:
 
 
 def main() -> None:
-    step, arguments = decoding(True)
+    (step, arguments), (layer, queries) = decoding(True), attention("pallas")
     s2 = lm_head.SHAPES["s2"]
     kernels = {
         "lm_head": (
@@ -69,6 +89,10 @@ def main() -> None:
         "decode_attention": (
             difference(step(*arguments), decoding(False)[0](*arguments)),
             Program("decode", step, jax.eval_shape(lambda *x: x, *arguments)),
+        ),
+        "attention_": (
+            difference(layer(*queries), attention("full")[0](*queries)),
+            Program("attention", layer, jax.eval_shape(lambda *x: x, *queries)),
         ),
     }
     fine = True

@@ -1,4 +1,4 @@
-"""Causal attention, forward and backward: the model's own, XLA's, cuDNN flash attention, and PyTorch's SDPA."""
+"""Causal attention, forward and backward: the model's own ways, XLA's, cuDNN flash attention, and PyTorch's SDPA."""
 
 import math
 from functools import partial
@@ -32,10 +32,10 @@ def _jax(shape: tuple[int, ...], *, function) -> Prepared:
     return Prepared(lambda: step(q, k, v), _facts(shape, dtype))
 
 
-def _cudnn(shape: tuple[int, ...]) -> Prepared:
+def _of_gpus(shape: tuple[int, ...], *, function) -> Prepared:
     if jax.devices()[0].platform == "cpu":
-        raise NotHere("cuDNN needs a GPU")
-    return _jax(shape, function=partial(LIBRARY, implementation="cudnn"))
+        raise NotHere("its kernels need a GPU")
+    return _jax(shape, function=function)
 
 
 def _sdpa(shape: tuple[int, ...]) -> Prepared:
@@ -57,8 +57,9 @@ VARIANTS = {
     "model": partial(_jax, function=partial(_model, name="auto")),
     "full": partial(_jax, function=partial(_model, name="full")),
     "blocks": partial(_jax, function=partial(_model, name="blocks")),
+    "pallas": partial(_of_gpus, function=partial(_model, name="pallas")),
     "xla": partial(_jax, function=partial(LIBRARY, implementation="xla")),
-    "cudnn": _cudnn,
+    "cudnn": partial(_of_gpus, function=partial(LIBRARY, implementation="cudnn")),
     "torch-sdpa": _sdpa,
 }
 BENCH = Bench("jax_grpo.bench.attention", __doc__, VARIANTS, SHAPES, of_json=tuple)

@@ -256,6 +256,7 @@ def _refusal(**sections: Any) -> str:
             {"mesh": {"tensor": 2}, "model": {"decode_attention": "pallas"}},
             "model.decode_attention pallas.*mesh.tensor 2",
         ),
+        ({"mesh": {"tensor": 2}, "model": {"attention": "pallas"}}, "model.attention pallas.*mesh.tensor 2.*auto"),
         ({"mesh": {"tensor": 4}}, "mesh.tensor 4 must divide the model's num_heads 2"),
         (
             {"mesh": {"fsdp": 8}, "model": {"hidden_size": 36}},

@@ -82,6 +82,19 @@ def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
     assert all(b < 1.25 * a for a, b in zip(one_array, in_blocks, strict=True))
 
 
+@pytest.mark.gpu
+def test_kernels_on_a_card_round_no_worse_than_one_array_of_scores(x64):
+    """In bfloat16, against float64; interpreted where there is no card."""
+    exact, one_array, of_kernels = (
+        jax.jit(jax.grad(partial(weighted, blocks=BLOCKS[name], window=90, padded=True), argnums=range(5)))(
+            *arrays(dtype)
+        )
+        for dtype, name in [("float64", "full"), ("bfloat16", "full"), ("bfloat16", "pallas")]
+    )
+    for expected, one, other in zip(exact, one_array, of_kernels, strict=True):
+        assert relative_error(other, expected) < 1.25 * relative_error(one, expected)
+
+
 @pytest.mark.parametrize("kv_heads", [K, N])
 @pytest.mark.parametrize("axes", ["pg", "pge"])
 def test_caches_in_bfloat16_are_read_on_a_cpu(axes, kv_heads):

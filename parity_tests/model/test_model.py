@@ -168,3 +168,13 @@ def test_the_decode_kernel_refuses_what_it_cannot_do_before_anything_is_compiled
     settings = ModelConfig(weights="unused", decode_attention="pallas")
     with pytest.raises(ConfigError, match=f"model.decode_attention pallas {re.escape(message)}"):
         build_model(settings, dataclasses.replace(TINY, **changes), seed=0, vocabulary=None)
+
+
+@pytest.mark.parametrize("size", [24, 8, 512])
+def test_the_attention_kernels_refuse_heads_that_they_cannot_cut(size):
+    settings = ModelConfig(weights="unused", attention="pallas")
+    build_model(settings, dataclasses.replace(TINY, head_size=64), seed=0, vocabulary=None)
+    with pytest.raises(
+        ConfigError, match=rf"model.attention pallas needs heads of 16, .*, not {size}: leave it at auto"
+    ):
+        build_model(settings, dataclasses.replace(TINY, head_size=size), seed=0, vocabulary=None)
