@@ -104,7 +104,7 @@ def attend(
     backward pass computes its scores again.
     """
     one_query = not axes.endswith("e")
-    if blocks is KERNELS and not one_query and not any(one.heads_first for one in sets):
+    if blocks == KERNELS and not one_query and not any(one.heads_first for one in sets):
         keys = [Keys(*one.kv, one.at, one.real, not one.past) for one in sets]
         return fused_attention.attend(q, at, keys, divisor, window)
     if one_query or blocks in (None, KERNELS) or at.shape[-1] <= blocks.over:
