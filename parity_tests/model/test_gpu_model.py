@@ -67,12 +67,21 @@ def compared() -> Compared:
         model = torch_model(of, "float64", architecture)
         logp, entropy = score(model, ids.long(), attention.long(), mask.double(), settings().rollout.temperature)
     near = {
-        name: logp.numpy() + 0.3 * rng.normal(size=logp.shape) for name in ("old_logp", "ref_logp", "sampling_logp")
+        name: logp.numpy() - away_from_the_clip(0.3 * rng.normal(size=logp.shape))
+        for name in ("old_logp", "ref_logp", "sampling_logp")
     }
     flat |= near
     batch = Batch(tokens, mask_BC, advantages_B, stopped_B, *(x[:, -CAP:] for x in near.values()))  # pyright: ignore
     step = torch_step(settings("float64", **SHAPE), of, flat, architecture)
     return Compared(architecture, of, batch, flat, logp.numpy(), entropy.numpy(), step)
+
+
+def away_from_the_clip(x: np.ndarray) -> np.ndarray:
+    """The log ratios, doubled where rounding would decide on which side of a clip bound they are."""
+    objective = settings().objective
+    bounds = np.log([1 - objective.epsilon_low, 1 + objective.epsilon_high])
+    undecided = (np.abs(x[..., None] - bounds) < TOLERANCES["bfloat16"].logp).any(-1)
+    return np.where(undecided, 2 * x, x)
 
 
 def in_float32(batch: Batch) -> Batch:
