@@ -3,7 +3,6 @@
 Everywhere else, on one device too, these functions do nothing. Knows nothing of what is computed.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,18 +38,9 @@ def anywhere(holds: jax.Array) -> jax.Array:
     For loops whose trip counts depend on a device's own prompts. Exchanges that the partitioner puts into them for `tensor`
     meet all devices (a collective permute has no groups): one that has left the loop would be waited for without end.
     """
-    return _agreed(holds, jax.lax.pmax)
-
-
-def everywhere(holds: jax.Array) -> jax.Array:
-    """Whether it holds on all of them: see `anywhere`."""
-    return _agreed(holds, jax.lax.pmin)
-
-
-def _agreed(holds: jax.Array, over: Callable[..., jax.Array]) -> jax.Array:
     axes = jax.sharding.get_abstract_mesh().shape
     several = tuple(axis for axis in OF_PROMPTS if axes.get(axis, 1) > 1)
-    return holds if _tensor_parts() == 1 or not several else over(holds.astype(jnp.int32), several) > 0
+    return holds if _tensor_parts() == 1 or not several else jax.lax.pmax(holds.astype(jnp.int32), several) > 0
 
 
 def looked_up(table_VH: jax.Array, ids: jax.Array) -> jax.Array | None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grpo.mesh.tensor import anywhere, everywhere, over_tensor
+from jax_grpo.mesh.tensor import anywhere, over_tensor
 from jax_grpo.model.attention import KV, EarlierTurns
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.rollout.sampling import Sampling, sample
@@ -115,18 +115,17 @@ class DecodingLoop:
         if not few:
             return state, cache
 
-        def finish() -> tuple[DecodeState, list[KV] | None]:
-            """The rest of at most `few` prompts' completions, without the other prompts."""
-            live_K = jax.lax.top_k(state.live_P(t, prompts).astype(jnp.int32), few)[1]
-            their_state, their_chunks, theirs = jax.tree.map(lambda x: x[live_K], (state, chunks, prompts))
-            _, their_state, their_cache = self._loop((t, their_state, joined(their_chunks)), theirs, [], cap - 1, few=0)
+        # The rest of at most `few` prompts' completions, without the other prompts. Not under a condition, even where nothing is
+        # left: its operands would live on beside their halves, where now a layer's cache is free once its half is taken.
+        live_K = jax.lax.top_k(state.live_P(t, prompts).astype(jnp.int32), few)[1]
+        their_state, theirs = jax.tree.map(lambda x: x[live_K], (state, prompts))
+        start = t, their_state, taken(chunks, live_K)
+        _, their_state, their_cache = self._loop(start, theirs, [], cap - 1, few=0)
 
-            def put_back(x: jax.Array, new: jax.Array) -> jax.Array:
-                return x.at[live_K].set(new)
+        def put_back(x: jax.Array, new: jax.Array) -> jax.Array:
+            return x.at[live_K].set(new)
 
-            return jax.tree.map(put_back, state, their_state), cache and jax.tree.map(put_back, cache, their_cache)
-
-        return jax.lax.cond(everywhere(jnp.all(state.done_PG(t, prompts))), lambda: (state, cache), finish)
+        return jax.tree.map(put_back, state, their_state), cache and jax.tree.map(put_back, cache, their_cache)
 
     def _loop(self, carry: Carry, prompts: DecodeInputs, full: list[list[KV]], until: int, few: int) -> Carry:
         """Tokens up to number `until`, while more than `few` prompts have completions that go on; `full` are earlier chunks."""
@@ -177,6 +176,16 @@ class DecodingLoop:
 def joined(chunks: list[list[KV]]) -> list[KV]:
     """By layer, the chunks of the cache as one."""
     return [jax.tree.map(lambda *x: jnp.concatenate(x, axis=3), *layer) for layer in zip(*chunks, strict=True)]
+
+
+def taken(chunks: list[list[KV]], rows_K: jax.Array) -> list[KV]:
+    """By layer, some prompts' chunks of the cache as one; each layer's once the one before is copied, or XLA copies all at once."""
+    layers = []
+    for layer in zip(*chunks, strict=True):
+        (one,) = joined([[jax.tree.map(lambda x, rows_K=rows_K: x[rows_K], chunk)] for chunk in layer])
+        rows_K, one = jax.lax.optimization_barrier((rows_K, one))
+        layers.append(one)
+    return layers
 
 
 def chunk_lengths(cap: int, *, whole: bool = False) -> list[int]:

@@ -252,6 +252,30 @@ def test_configs_named_for_the_4090_fit_with_two_gigabytes_to_spare(path, tmp_pa
 
 
 @needs_plugin
+@pytest.mark.parametrize("attention", ["einsum", "pallas"])
+def test_a_rollout_needs_its_caches_and_weights_and_a_seventh_more(attention, tmp_path):
+    """Half of the prompts go on alone in caches of their own, which take the places of those that they are copied from."""
+    sizes = {"model_type": "llama", "vocab_size": 50257, "hidden_size": 256, "intermediate_size": 768}
+    sizes |= {"num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    sizes |= {"max_position_embeddings": 2112, "tie_word_embeddings": True}
+    if attention == "pallas":  # which has GPT-2's shapes alone
+        names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer"}
+        sizes = {name: sizes[key] for key, name in names.items()} | {"n_head": 4}
+        sizes |= {"model_type": "gpt2", "n_positions": 2112, "vocab_size": 50257}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    settings = ["--model.architecture", str(tmp_path / "config.json"), "--model.decode_attention", attention]
+    settings += ["--prompts.max_prompt_tokens", "64", "--rollout.max_new_tokens", "2048"]
+    run = run_of(load_config(str(CONFIGS / "qwen3_0.6b_4090.yaml"), settings))
+    rollout, of = run.program("rollout"), run.architecture
+    prompts, width = rollout.arguments[1].shape
+    caches = 2 * 2 * of.num_layers * of.kv_heads * of.head_dim * prompts * (width + 8 * 2047)
+    weights = 2 * sum(leaf.size for leaf in jax.tree.leaves(rollout.arguments[0]))
+    needed = compile_program("rtx4090", rollout).temporaries
+    print(f"{needed / 1e6:.0f} MB for caches of {caches / 1e6:.0f} and weights of {weights / 1e6:.0f}")
+    assert caches > 3 * weights and needed <= 1.15 * (caches + weights)
+
+
+@needs_plugin
 def test_offloaded_moments_are_not_on_the_card(tmp_path):
     config = CONFIGS / "bench_8x174.yaml"
     plain = compiled_report(config, tmp_path)
