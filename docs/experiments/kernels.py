@@ -17,13 +17,16 @@ from flax import nnx
 from jax_grpo.bench import lm_head
 from jax_grpo.memory.compile import CannotCompile, compile_program
 from jax_grpo.memory.programs import Program
-from jax_grpo.model.architecture import Architecture
+from jax_grpo.model.architecture import Architecture, Rope
 from jax_grpo.model.attention import BLOCKS, KV, Seen, attend
 from jax_grpo.model.decoder import Decoder
 
 CARDS = ("rtx4090", "h200")
 P, G, T, C = 8, 8, 80, 144  # configs/rookworld_4090.yaml
-SIZES = Architecture(vocab_size=131, num_layers=1, num_heads=12, hidden_size=768, max_position_embeddings=1024)
+SHARED = {"num_kv_heads": 6, "rope": Rope(), "window": 128}  # a head of keys for two of queries
+SIZES = Architecture(
+    vocab_size=131, num_layers=1, num_heads=12, hidden_size=768, max_position_embeddings=1024, **SHARED
+)
 CLOSE = 0.02  # of bfloat16's 8 bits: two roundings more, relative to the largest
 
 
@@ -40,7 +43,7 @@ def decoding(kernel: bool) -> tuple[Any, tuple[Any, ...]]:
     how = {"compute_dtype": jnp.bfloat16, "decode_kernel": kernel}
     graphdef, params = nnx.split(Decoder(SIZES, rngs=nnx.Rngs(0), **how), nnx.Param)
     rng = np.random.default_rng(0)
-    shapes = [(P, 12, T, 64)] * 2 + [(P, G, 12, C - 1, 64)] * 2
+    shapes = [(P, 6, T, 64)] * 2 + [(P, G, 6, C - 1, 64)] * 2
     caches = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes]
     token_PG = jnp.asarray(rng.integers(0, 131, (P, G)), jnp.int32)
 

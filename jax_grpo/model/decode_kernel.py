@@ -6,124 +6,102 @@ for the CPU: for tests, not for speed. `Decoder.decode` does the same in a dozen
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from jax_grpo.model.architecture import Architecture
+from jax_grpo.model.attention import KV
 
 BLOCK = 32  # keys that one program holds at a time; with 64 numbers each, 16 a thread of 128
 WARPS = 4
 
 
-def refusal(architecture: Architecture) -> str | None:
-    """Why the kernel cannot do a model's attention, or None."""
-    sizes, plain = architecture, Architecture(1, 1, 1, 1, 1)
-    if sizes.kv_heads != sizes.num_heads:
-        return f"has no grouped queries (num_kv_heads {sizes.kv_heads} of {sizes.num_heads})"
-    for name in ("rope", "window", "qk_norm", "query_scale", "qkv_bias"):
-        if getattr(sizes, name) != getattr(plain, name):
-            return f"cannot do {name} {getattr(sizes, name)}"
-    if sizes.head_dim & (sizes.head_dim - 1):
-        return f"needs heads of a power of two columns, not {sizes.head_dim}"
-    return None
+def refusal(head_dim: int) -> str | None:
+    """Why the kernel cannot do attention of such heads, or None."""
+    return f"needs heads of a power of two columns, not {head_dim}" if head_dim & (head_dim - 1) else None
 
 
 def decode(
-    product_PGX: jax.Array,
-    bias_X: jax.Array,
-    prompt_k_PNTD: jax.Array,
-    prompt_v_PNTD: jax.Array,
+    q_PGND: jax.Array,
+    new_PGKD: KV,
+    prompt_PKTD: KV,
     prompt_mask_PT: jax.Array,
-    own_k_PGNSD: jax.Array,
-    own_v_PGNSD: jax.Array,
+    own_PGKSD: KV,
     place: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Heads' outputs side by side [P, G, H], and the completions' keys and values with the new ones in column `place`.
+    divisor: float,
+    window: int | None,
+) -> tuple[jax.Array, KV]:
+    """Heads' outputs [P, G, N, D], and the completions' keys and values with the new ones in column `place`.
 
-    `product_PGX` is the tokens' hidden states times the matrix of queries, keys and values, X = 3 H, to which their bias is still
-    to be added. A query sees its prompt's real tokens, columns before `place`, and its own token.
+    A query sees the real tokens of its left-padded prompt, columns before `place` and its own token, of these the last `window`;
+    scores are q k / divisor. N queries are of K heads of keys and values, a run of N / K of each.
     """
-    prompts, heads, _, head_dim = prompt_k_PNTD.shape
-    group = product_PGX.shape[1]
-    # Of the 3 N blocks of D columns, those of a head's query, keys and values.
-    products = [
-        pl.BlockSpec((None, None, head_dim), lambda p, g, n, first=first: (p, g, first + n))
-        for first in (0, heads, 2 * heads)
-    ]
-    biases = [pl.BlockSpec((head_dim,), lambda p, g, n, first=first: (first + n,)) for first in (0, heads, 2 * heads)]
-    prompt = pl.BlockSpec((None, None, *prompt_k_PNTD.shape[2:]), lambda p, g, n: (p, n, 0, 0))
+    prompts, group, heads, head_dim = q_PGND.shape
+    queries = heads // new_PGKD.k.shape[2]
+
+    query = pl.BlockSpec((None, None, None, head_dim), lambda p, g, n: (p, g, n, 0))
+    new = pl.BlockSpec((None, None, None, head_dim), lambda p, g, n: (p, g, n // queries, 0))
+    prompt = pl.BlockSpec((None, None, *prompt_PKTD.k.shape[2:]), lambda p, g, n: (p, n // queries, 0, 0))
     mask = pl.BlockSpec((None, prompt_mask_PT.shape[1]), lambda p, g, n: (p, 0))
-    own = pl.BlockSpec((None, None, None, *own_k_PGNSD.shape[3:]), lambda p, g, n: (p, g, n, 0, 0))
-    operands = (*[product_PGX] * 3, *[bias_X] * 3, prompt_k_PNTD, prompt_v_PNTD, prompt_mask_PT)
-    operands += (own_k_PGNSD, own_v_PGNSD, place)
-    out = jax.ShapeDtypeStruct((prompts, group, heads * head_dim), product_PGX.dtype)
+    own = pl.BlockSpec((None, None, None, *own_PGKSD.k.shape[3:]), lambda p, g, n: (p, g, n // queries, 0, 0))
+    operands = (q_PGND, *new_PGKD, *prompt_PKTD, prompt_mask_PT, *own_PGKSD, place)
 
     def on(interpret: bool):
         return pl.pallas_call(
-            functools.partial(_kernel, scale=1 / math.sqrt(head_dim)),
+            functools.partial(_kernel, divisor=divisor, window=window),
             name="decode_attention",
             interpret=interpret,
             compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=2),  # also what chooses Triton in JAX 0.10
             grid=(prompts, group, heads),
-            in_specs=[*products, *biases, prompt, prompt, mask, own, own, pl.BlockSpec((), lambda p, g, n: ())],
-            out_specs=[products[0], own, own],
-            out_shape=[out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (own_k_PGNSD, own_v_PGNSD))],
-            input_output_aliases={9: 1, 10: 2},
+            in_specs=[query, new, new, prompt, prompt, mask, own, own, pl.BlockSpec((), lambda p, g, n: ())],
+            out_specs=[query, own, own],
+            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q_PGND, *own_PGKSD)],
+            input_output_aliases={6: 1, 7: 2},
         )
 
-    return jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
+    out_PGND, *grown = jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
+    return out_PGND, KV(*grown)
 
 
-def _kernel(*refs, scale: float):
+def _kernel(
+    q_ref, k_ref, v_ref, prompt_k_ref, prompt_v_ref, mask_ref, own_k_ref, own_v_ref, place_ref, out_ref, *grown_refs,
+    divisor: float, window: int | None,
+):  # fmt: skip
     """One query: begins with its own token, whose score is therefore finite, then goes through prompt and cache by blocks."""
-    *new, prompt_k_ref, prompt_v_ref, mask_ref, own_k_ref, own_v_ref, place_ref, out_ref, grown_k_ref, grown_v_ref = (
-        refs
-    )
-    dtype, wide = out_ref.dtype, jnp.promote_types(out_ref.dtype, jnp.float32)
-    # As `layers.Linear` adds its bias.
-    q_D, k_D, v_D = (
-        (product_ref[...].astype(wide) + bias_ref[...].astype(wide)).astype(dtype)
-        for product_ref, bias_ref in zip(new[:3], new[3:], strict=True)
-    )
-    place, q_D = place_ref[...], q_D.astype(wide) * scale
+    wide, place = jnp.promote_types(out_ref.dtype, jnp.float32), place_ref[...]
+    q_D, k_D, v_D = q_ref[...].astype(wide) / divisor, k_ref[...], v_ref[...]
 
-    def attend(block, seen, k_ref, v_ref, length, mask_ref=None):
-        """The softmax so far (largest score, sum of weights, weighted values) with one block more of columns before `length`."""
-        top, total, out_D = seen
-        first = block * BLOCK
-        counts_K = first + jnp.arange(BLOCK, dtype=jnp.int32) < length
-        columns = pl.ds(first, BLOCK)
-        if mask_ref is not None:
-            counts_K &= plt.load(mask_ref.at[columns], mask=counts_K, other=0) != 0
-        counts_KD = jnp.broadcast_to(counts_K[:, None], (BLOCK, k_D.shape[0]))
-        keys_KD = plt.load(k_ref.at[columns, :], mask=counts_KD, other=0).astype(wide)
-        values_KD = plt.load(v_ref.at[columns, :], mask=counts_KD, other=0).astype(wide)
-        score_K = jnp.where(counts_K, jnp.sum(keys_KD * q_D[None, :], axis=1), jnp.finfo(wide).min)
-        highest = jnp.maximum(top, jnp.max(score_K))
-        weight_K = jnp.where(counts_K, jnp.exp(score_K - highest), 0)
-        shrink = jnp.exp(top - highest)
-        return (
-            highest,
-            total * shrink + jnp.sum(weight_K),
-            out_D * shrink + jnp.sum(weight_K[:, None] * values_KD, axis=0),
-        )
+    def attend(seen, k_ref, v_ref, length, behind, mask_ref=None):
+        """The softmax so far (largest score, sum of weights, weighted values) with columns before `length`.
+
+        The query is at column `length` + `behind`.
+        """
+        first = jnp.int32(0) if window is None else jnp.maximum(length + behind - window + 1, 0)
+
+        def with_block(block, seen):
+            top, total, out_D = seen
+            columns, column_K = pl.ds(block * BLOCK, BLOCK), block * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+            counts_K = (column_K >= first) & (column_K < length)
+            if mask_ref is not None:
+                counts_K &= plt.load(mask_ref.at[columns], mask=counts_K, other=0) != 0
+            counts_KD = jnp.broadcast_to(counts_K[:, None], (BLOCK, k_D.shape[0]))
+            keys_KD = plt.load(k_ref.at[columns, :], mask=counts_KD, other=0).astype(wide)
+            values_KD = plt.load(v_ref.at[columns, :], mask=counts_KD, other=0).astype(wide)
+            score_K = jnp.where(counts_K, jnp.sum(keys_KD * q_D[None, :], axis=1), jnp.finfo(wide).min)
+            highest = jnp.maximum(top, jnp.max(score_K))
+            weight_K = jnp.where(counts_K, jnp.exp(score_K - highest), 0)
+            shrink = jnp.exp(top - highest)
+            out_D = out_D * shrink + jnp.sum(weight_K[:, None] * values_KD, axis=0)
+            return highest, total * shrink + jnp.sum(weight_K), out_D
+
+        blocks = jax.lax.div(length + jnp.int32(BLOCK - 1), jnp.int32(BLOCK))
+        return jax.lax.fori_loop(jax.lax.div(first, jnp.int32(BLOCK)), blocks, with_block, seen)
 
     seen = jnp.sum(k_D.astype(wide) * q_D), jnp.ones((), wide), v_D.astype(wide)
-    length = mask_ref.shape[0]
-    seen = jax.lax.fori_loop(
-        0,
-        pl.cdiv(length, BLOCK),
-        lambda block, seen: attend(block, seen, prompt_k_ref, prompt_v_ref, length, mask_ref),
-        seen,
-    )
-    blocks = jax.lax.div(place + (BLOCK - 1), jnp.int32(BLOCK))
-    _, total, out_D = jax.lax.fori_loop(
-        0, blocks, lambda block, seen: attend(block, seen, own_k_ref, own_v_ref, place), seen
-    )
+    seen = attend(seen, prompt_k_ref, prompt_v_ref, jnp.int32(mask_ref.shape[0]), place, mask_ref)
+    _, total, out_D = attend(seen, own_k_ref, own_v_ref, place, jnp.int32(0))
     out_ref[...] = (out_D / total).astype(out_ref.dtype)
-    for grown_ref, new_D in ((grown_k_ref, k_D), (grown_v_ref, v_D)):
+    for grown_ref, new_D in zip(grown_refs, (k_D, v_D), strict=True):
         grown_ref[pl.ds(place, 1), :] = new_D[None].astype(grown_ref.dtype)

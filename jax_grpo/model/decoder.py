@@ -248,24 +248,16 @@ class Decoder(nnx.Module):
         columns_S = jnp.split(jnp.arange(sum(sizes)), list(itertools.accumulate(sizes))[:-1])
         at_PGS = [position_PG[..., None] - step + column_S for column_S in columns_S]
 
-        if self.decode_kernel and len(chunks) == 1 and earlier is None:
-            for block, prompt, last in zip(self.h, prompts, chunks[0], strict=True):
-                projection = block.attn.c_attn
-                bias_X = projection.bias[...]  # pyright: ignore[reportOptionalSubscript] (see `decode_kernel.refusal`)
-                product_PGX = projection.product(block.ln_1(x_PGH))
-                out_PGH, *new = decode_kernel.decode(
-                    product_PGX, bias_X, prompt.k, prompt.v, prompt_mask_PT, last.k, last.v, step
-                )
-                x_PGH = block.behind_attention(x_PGH, block.attn.c_proj(out_PGH))
-                grown.append(KV(*new))
-            return self.ln_f(x_PGH), grown
-        before = self._before(prompts, prompt_mask_PT, earlier)
+        before, in_kernel = self._before(prompts, prompt_mask_PT, earlier), self.decode_kernel and earlier is None
         layers = zip(
             self.h, self._turns(position_PG), self.config.windows, before, zip(*chunks, strict=True), strict=True
         )
         for block, turn, window, seen, own in layers:
 
             def mix(q_PGND, k_PGKD, v_PGKD, window=window, seen=seen, own=own):
+                if in_kernel:
+                    caches = KV(k_PGKD, v_PGKD), seen[0].kv, prompt_mask_PT, own[0]
+                    return decode_kernel.decode(q_PGND, *caches, step, self.config.score_divisor, window)
                 write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=place, axis=3)
                 last = KV(*(write(old, new[:, :, :, None]) for old, new in zip(own[-1], (k_PGKD, v_PGKD), strict=True)))
                 # What the last chunk has no token for yet is behind this one's position.

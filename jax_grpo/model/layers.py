@@ -40,15 +40,19 @@ class Linear(nnx.Linear):
     adapters: nnx.Dict | None = None  # what `adapters.attach` gives it, by the part of its columns that each is of
     kernel_scale: nnx.Param | None = None  # of columns [out], where the kernel is in int8: see `model.int8`
 
-    def product(self, inputs: jax.Array) -> jax.Array:
-        """x W, and what adapters add to it, in the compute dtype."""
+    def __call__(self, inputs: jax.Array) -> jax.Array:
         x = inputs.astype(self.dtype)
         product = x @ self.kernel[...].astype(self.dtype)
         if self.kernel_scale is not None:
             # After the product: XLA puts both into one kernel, and writes no matrix of floats.
             wide = wide_dtype(product)
             product = (product.astype(wide) * self.kernel_scale[...].astype(wide)).astype(self.dtype)
-        return product if self.adapters is None else product + self._low_rank(x)
+        if self.adapters is not None:
+            product += self._low_rank(x)
+        if self.bias is None:
+            return product
+        wide = wide_dtype(product)
+        return (product.astype(wide) + self.bias[...].astype(wide)).astype(self.dtype)
 
     def _low_rank(self, x: jax.Array) -> jax.Array:
         """What the adapters add, [..., out]; 0 in columns that have none."""
@@ -62,13 +66,6 @@ class Linear(nnx.Linear):
         parts.append(jnp.zeros((*x.shape[:-1], self.out_features - done), x.dtype))
         parts = [part for part in parts if part.shape[-1]]
         return apart_backwards(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1))
-
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        product = self.product(inputs)
-        if self.bias is None:
-            return product
-        wide = wide_dtype(product)
-        return (product.astype(wide) + self.bias[...].astype(wide)).astype(self.dtype)
 
 
 def inwards(config: Architecture, size_out: int, bias: bool, **how: Any) -> Linear:
@@ -155,13 +152,9 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, turn: Turn | None, mix: Mix) -> tuple[jax.Array, Any]:
         attended, cache = self.attn(self.ln_1(x), turn, mix)
-        return self.behind_attention(x, attended), cache
-
-    def behind_attention(self, x: jax.Array, attended: jax.Array) -> jax.Array:
-        """The rest of the block."""
         x = x + (self.post_1(attended) if self.post_norms else attended)
         inner = self.mlp(self.ln_2(x))
-        return x + (self.post_2(inner) if self.post_norms else inner)
+        return x + (self.post_2(inner) if self.post_norms else inner), cache
 
 
 def cast_matrices(params: nnx.State, dtype: jax.typing.DTypeLike) -> nnx.State:

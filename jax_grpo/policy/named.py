@@ -84,7 +84,7 @@ def build_model(config: ModelConfig, architecture: Architecture, *, seed: int, v
     """
     if config.attention == "pallas" and (reason := fused_attention.refusal(architecture.head_dim)):
         raise ConfigError(f"model.attention pallas {reason}: leave it at auto")
-    if config.decode_attention == "pallas" and (reason := decode_kernel.refusal(architecture)):
+    if config.decode_attention == "pallas" and (reason := decode_kernel.refusal(architecture.head_dim)):
         raise ConfigError(f"model.decode_attention pallas {reason}: leave it at einsum")
     model = int8.decoder(
         architecture,

@@ -16,6 +16,7 @@ from conftest import relative_error
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from jax_grpo.model import decode_kernel
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import KERNELS, KV, Blocks, EarlierTurns
 from jax_grpo.model.decoder import Decoder, position_ids
@@ -177,6 +178,22 @@ def test_a_cache_of_chunks_and_of_earlier_turns_has_the_same_logits(case, x64):
         np.abs(logits_of(model, hidden) - expected[:, :, 5])[real[..., 5]].max(initial=0)
     )
     show("cached", errors, CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_decode_kernel_has_the_same_logits(case, x64, monkeypatch):
+    """Interpreted, in blocks of two keys, the last of a prompt and of a completion part full."""
+    monkeypatch.setattr(decode_kernel, "BLOCK", 2)
+    (prompt_PT, mask_PT, ids_PGC, _), expected, real = grouped_case(case)
+    model = ours(case, decode_kernel=True)
+    decode, (_, caches) = nnx.jit(Decoder.decode), model.prefill(prompt_PT, mask_PT)
+    own, errors = [model.empty_chunk(P, G, C - 1)], {}
+    for step in range(C - 1):
+        position_PG = jnp.broadcast_to(jnp.sum(mask_PT, axis=-1)[:, None] + step, (P, G))
+        hidden, own[0] = decode(model, ids_PGC[..., step], position_PG, caches, mask_PT, own, jnp.int32(step))
+        error = np.abs(logits_of(model, hidden) - expected[:, :, step + 1])[real[..., step + 1]]
+        errors[f"step {step}"] = float(error.max(initial=0))
+    show("decoded", errors, CLOSE)
 
 
 @pytest.mark.parametrize("case", CASES)
