@@ -24,29 +24,36 @@ def refusal(head_dim: int) -> str | None:
 
 
 def decode(
-    q_PGND: jax.Array,
-    new_PGKD: KV,
+    qkv_PGXD: jax.Array,
+    bias_XD: jax.Array | None,
     prompt_PKTD: KV,
     prompt_mask_PT: jax.Array,
     own_PGKSD: KV,
     place: jax.Array,
+    *,
     divisor: float,
     window: int | None,
 ) -> tuple[jax.Array, KV]:
     """Heads' outputs [P, G, N, D], and the completions' keys and values with the new ones in column `place`.
 
-    A query sees the real tokens of its left-padded prompt, columns before `place` and its own token, of these the last `window`;
-    scores are q k / divisor. N queries are of K heads of keys and values, a run of N / K of each.
+    `qkv_PGXD` is the tokens' N queries, K keys and K values, X = N + 2 K, each a run of N / K queries' in turn; `bias_XD`, if
+    any, is still to be added. A query sees the real tokens of its left-padded prompt, columns before `place` and its own token, of
+    these the last `window`; scores are q k / divisor.
     """
-    prompts, group, heads, head_dim = q_PGND.shape
-    queries = heads // new_PGKD.k.shape[2]
-
-    query = pl.BlockSpec((None, None, None, head_dim), lambda p, g, n: (p, g, n, 0))
-    new = pl.BlockSpec((None, None, None, head_dim), lambda p, g, n: (p, g, n // queries, 0))
+    (prompts, group, columns, head_dim), kv_heads = qkv_PGXD.shape, own_PGKSD.k.shape[2]
+    heads = columns - 2 * kv_heads
+    queries = heads // kv_heads
+    rows = (lambda n: n), (lambda n: heads + n // queries), (lambda n: heads + kv_heads + n // queries)
+    news = [pl.BlockSpec((None, None, None, head_dim), lambda p, g, n, row=row: (p, g, row(n), 0)) for row in rows]
+    biases = [pl.BlockSpec((None, head_dim), lambda p, g, n, row=row: (row(n), 0)) for row in rows]
     prompt = pl.BlockSpec((None, None, *prompt_PKTD.k.shape[2:]), lambda p, g, n: (p, n // queries, 0, 0))
     mask = pl.BlockSpec((None, prompt_mask_PT.shape[1]), lambda p, g, n: (p, 0))
     own = pl.BlockSpec((None, None, None, *own_PGKSD.k.shape[3:]), lambda p, g, n: (p, g, n // queries, 0, 0))
-    operands = (q_PGND, *new_PGKD, *prompt_PKTD, prompt_mask_PT, *own_PGKSD, place)
+    operands = (*[qkv_PGXD] * 3, *prompt_PKTD, prompt_mask_PT, *own_PGKSD, place)
+    specs = [*news, prompt, prompt, mask, own, own, pl.BlockSpec((), lambda p, g, n: ())]
+    if bias_XD is not None:
+        operands, specs = (*operands, *[bias_XD] * 3), [*specs, *biases]
+    out = jax.ShapeDtypeStruct((prompts, group, heads, head_dim), qkv_PGXD.dtype)
 
     def on(interpret: bool):
         return pl.pallas_call(
@@ -55,9 +62,9 @@ def decode(
             interpret=interpret,
             compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=2),  # also what chooses Triton in JAX 0.10
             grid=(prompts, group, heads),
-            in_specs=[query, new, new, prompt, prompt, mask, own, own, pl.BlockSpec((), lambda p, g, n: ())],
-            out_specs=[query, own, own],
-            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q_PGND, *own_PGKSD)],
+            in_specs=specs,
+            out_specs=[news[0], own, own],
+            out_shape=[out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own_PGKSD)],
             input_output_aliases={6: 1, 7: 2},
         )
 
@@ -65,13 +72,16 @@ def decode(
     return out_PGND, KV(*grown)
 
 
-def _kernel(
-    q_ref, k_ref, v_ref, prompt_k_ref, prompt_v_ref, mask_ref, own_k_ref, own_v_ref, place_ref, out_ref, *grown_refs,
-    divisor: float, window: int | None,
-):  # fmt: skip
+def _kernel(*refs, divisor: float, window: int | None):
     """One query: begins with its own token, whose score is therefore finite, then goes through prompt and cache by blocks."""
-    wide, place = jnp.promote_types(out_ref.dtype, jnp.float32), place_ref[...]
-    q_D, k_D, v_D = q_ref[...].astype(wide) / divisor, k_ref[...], v_ref[...]
+    *new, prompt_k_ref, prompt_v_ref, mask_ref, own_k_ref, own_v_ref, place_ref = refs[:9]
+    *bias_refs, out_ref, grown_k_ref, grown_v_ref = refs[9:]
+    dtype, wide, place = out_ref.dtype, jnp.promote_types(out_ref.dtype, jnp.float32), place_ref[...]
+    new = [ref[...] for ref in new]
+    if bias_refs:  # as `layers.Linear` adds it
+        new = [(x.astype(wide) + ref[...].astype(wide)).astype(dtype) for x, ref in zip(new, bias_refs, strict=True)]
+    q_D, k_D, v_D = new
+    q_D = q_D.astype(wide) / divisor
 
     def attend(seen, k_ref, v_ref, length, behind, mask_ref=None):
         """The softmax so far (largest score, sum of weights, weighted values) with columns before `length`.
@@ -103,5 +113,5 @@ def _kernel(
     seen = attend(seen, prompt_k_ref, prompt_v_ref, jnp.int32(mask_ref.shape[0]), place, mask_ref)
     _, total, out_D = attend(seen, own_k_ref, own_v_ref, place, jnp.int32(0))
     out_ref[...] = (out_D / total).astype(out_ref.dtype)
-    for grown_ref, new_D in zip(grown_refs, (k_D, v_D), strict=True):
+    for grown_ref, new_D in ((grown_k_ref, k_D), (grown_v_ref, v_D)):
         grown_ref[pl.ds(place, 1), :] = new_D[None].astype(grown_ref.dtype)

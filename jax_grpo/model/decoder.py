@@ -248,16 +248,17 @@ class Decoder(nnx.Module):
         columns_S = jnp.split(jnp.arange(sum(sizes)), list(itertools.accumulate(sizes))[:-1])
         at_PGS = [position_PG[..., None] - step + column_S for column_S in columns_S]
 
-        before, in_kernel = self._before(prompts, prompt_mask_PT, earlier), self.decode_kernel and earlier is None
+        before, packed = self._before(prompts, prompt_mask_PT, earlier), self.decode_kernel and earlier is None
         layers = zip(
             self.h, self._turns(position_PG), self.config.windows, before, zip(*chunks, strict=True), strict=True
         )
         for block, turn, window, seen, own in layers:
 
+            def in_kernel(qkv_PGXD, bias_XD, window=window, seen=seen, own=own):
+                caches, divisor = (seen[0].kv, prompt_mask_PT, own[0], step), self.config.score_divisor
+                return decode_kernel.decode(qkv_PGXD, bias_XD, *caches, divisor=divisor, window=window)
+
             def mix(q_PGND, k_PGKD, v_PGKD, window=window, seen=seen, own=own):
-                if in_kernel:
-                    caches = KV(k_PGKD, v_PGKD), seen[0].kv, prompt_mask_PT, own[0]
-                    return decode_kernel.decode(q_PGND, *caches, step, self.config.score_divisor, window)
                 write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=place, axis=3)
                 last = KV(*(write(old, new[:, :, :, None]) for old, new in zip(own[-1], (k_PGKD, v_PGKD), strict=True)))
                 # What the last chunk has no token for yet is behind this one's position.
@@ -265,7 +266,7 @@ class Decoder(nnx.Module):
                 sets = [*seen, *full, Seen(last, at_PGS[-1])]
                 return self._attend(q_PGND, "pg", position_PG, sets, window), last
 
-            x_PGH, last = block(x_PGH, turn, mix)
+            x_PGH, last = block(x_PGH, turn, in_kernel if packed else mix, packed=packed)
             grown.append(last)
         return self.ln_f(x_PGH), grown
 

@@ -17,7 +17,7 @@ from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import Turn, turned, wide_dtype
 
 # Of queries, keys and values [..., N or K, D]: the heads' outputs, and the cache for the caller.
-Mix = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+Mix = Callable[..., tuple[jax.Array, Any]]  # of what `Attention.parts` returns, or `packed`
 ACTIVATIONS = {"gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True), "silu": jax.nn.silu}
 
 
@@ -40,15 +40,18 @@ class Linear(nnx.Linear):
     adapters: nnx.Dict | None = None  # what `adapters.attach` gives it, by the part of its columns that each is of
     kernel_scale: nnx.Param | None = None  # of columns [out], where the kernel is in int8: see `model.int8`
 
-    def __call__(self, inputs: jax.Array) -> jax.Array:
+    def product(self, inputs: jax.Array) -> jax.Array:
+        """x W, and what adapters add to it, in the compute dtype."""
         x = inputs.astype(self.dtype)
         product = x @ self.kernel[...].astype(self.dtype)
         if self.kernel_scale is not None:
             # After the product: XLA puts both into one kernel, and writes no matrix of floats.
             wide = wide_dtype(product)
             product = (product.astype(wide) * self.kernel_scale[...].astype(wide)).astype(self.dtype)
-        if self.adapters is not None:
-            product += self._low_rank(x)
+        return product if self.adapters is None else product + self._low_rank(x)
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        product = self.product(inputs)
         if self.bias is None:
             return product
         wide = wide_dtype(product)
@@ -126,16 +129,25 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.q_norm, self.k_norm = (norm(config, config.head_dim, **how) for _ in range(2))
 
-    def __call__(self, x: jax.Array, turn: Turn | None, mix: Mix) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array, turn: Turn | None, mix: Mix, *, packed: bool = False) -> tuple[jax.Array, Any]:
+        heads, cache = mix(*(self.packed(x, turn) if packed else self.parts(x, turn)))
+        return self.c_proj(heads.reshape(*heads.shape[:-2], -1)), cache
+
+    def parts(self, x: jax.Array, turn: Turn | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [..., N, D], and keys and values [..., K, D]."""
         config = self.config
         parts = jnp.split(self.c_attn(x), list(itertools.accumulate(config.qkv))[:2], axis=-1)
         q, k, v = (over_tensor(part.reshape(*x.shape[:-1], -1, config.head_dim), axis=-2) for part in parts)
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        if turn is not None:
-            q, k = turned(q, turn), turned(k, turn)
-        heads, cache = mix(q, k, v)
-        return self.c_proj(heads.reshape(*heads.shape[:-2], -1)), cache
+        return (q, k, v) if turn is None else (turned(q, turn), turned(k, turn), v)
+
+    def packed(self, x: jax.Array, turn: Turn | None) -> tuple[jax.Array, jax.Array | None]:
+        """The three in one array [..., N + 2 K, D], and the bias [N + 2 K, D] that a kernel is to add to it; None: it has been."""
+        heads = -1, self.config.head_dim
+        if turn is None and not self.config.qk_norm and self.c_attn.bias is not None:
+            return self.c_attn.product(x).reshape(*x.shape[:-1], *heads), self.c_attn.bias[...].reshape(heads)
+        return jnp.concatenate(self.parts(x, turn), axis=-2), None
 
 
 class Block(nnx.Module):
@@ -150,8 +162,8 @@ class Block(nnx.Module):
         if config.post_norms:
             self.post_1, self.post_2 = (norm(config, config.hidden_size, **how) for _ in range(2))
 
-    def __call__(self, x: jax.Array, turn: Turn | None, mix: Mix) -> tuple[jax.Array, Any]:
-        attended, cache = self.attn(self.ln_1(x), turn, mix)
+    def __call__(self, x: jax.Array, turn: Turn | None, mix: Mix, *, packed: bool = False) -> tuple[jax.Array, Any]:
+        attended, cache = self.attn(self.ln_1(x), turn, mix, packed=packed)
         x = x + (self.post_1(attended) if self.post_norms else attended)
         inner = self.mlp(self.ln_2(x))
         return x + (self.post_2(inner) if self.post_norms else inner), cache
