@@ -2,12 +2,14 @@
 
     python docs/experiments/arithmetic.py score --weights runs/arithmetic
     python docs/experiments/arithmetic.py answers --before smollm2-135m-instruct --after runs/arithmetic
+    python docs/experiments/arithmetic.py peft --weights runs/arithmetic_lora
     python docs/experiments/arithmetic.py supervised --minutes 4 --out runs/arithmetic_sft
     python docs/experiments/arithmetic.py trl --steps 30 --out runs/arithmetic_trl
     python docs/experiments/arithmetic.py curve --runs runs/a0 runs/a1 --trl runs/arithmetic_trl --out docs/results/arithmetic
 
 Not part of the package. `supervised` trains on the same questions with their right answers, `trl` on the same rewards with TRL,
-both from the same weights; each writes a Hugging Face folder that `score` reads. `score` asks all questions of heldout.jsonl.
+both from the same weights; each writes a Hugging Face folder that `score` reads. `score` asks all questions of heldout.jsonl;
+`peft` asks them of a run's adapters with PEFT and `transformers`.
 `curve` reads finished runs, one a seed, and computes nothing.
 """
 
@@ -79,6 +81,26 @@ def answers(arguments: argparse.Namespace) -> None:
     print("| question | before | after |\n|---|---|---|")
     for question, *texts in zip(questions, before, after, strict=True):
         print("|", " | ".join([question, *(" ".join(text.split()) for text in texts)]), "|")
+
+
+def peft(arguments: argparse.Namespace) -> None:
+    """How many greedy answers PEFT and `transformers` give as a run of adapters does, of all held-out questions."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, questions = weights_directory(BASE), [*{row["messages"][0]["content"]: None for row in rows("heldout")}]
+    tokenizer, base = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    model, same = PeftModel.from_pretrained(base, str(Path(arguments.weights) / "weights")).float(), 0
+    for question, ours in zip(questions, generate(arguments.weights, questions, 0.0), strict=True):
+        messages = [{"role": "user", "content": question}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        out = model.generate(input_ids=torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(ids) :]
+        theirs = tokenizer.decode(out, skip_special_tokens=True)
+        same += ours == theirs
+        if ours != theirs:
+            print(f"{question!r}: {ours!r}, PEFT {theirs!r}")
+    print(f"{same} of {len(questions)} answers are the same")
 
 
 def supervised(arguments: argparse.Namespace) -> None:
@@ -179,6 +201,7 @@ def main() -> None:
     for command, options in (
         (score, {"--weights": str}),
         (answers, {"--before": str, "--after": str}),
+        (peft, {"--weights": str}),
         (supervised, {"--minutes": float, "--out": str}),
         (trl, {"--steps": int, "--out": str, "--seed": int}),
     ):
