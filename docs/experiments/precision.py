@@ -2,7 +2,7 @@
 
     python docs/experiments/precision.py --out docs/results/rollout/precision.json
 
-SmolLM2-135M-Instruct answers 32 questions of configs/arithmetic eight times at temperature 1, and the same weights score the
+SmolLM2-135M-Instruct answers 16 questions of configs/arithmetic eight times at temperature 1, and the same weights score the
 answers as an update does. A token is out of band where exp(scored - sampled) is beyond the clip's bounds. Not part of the package.
 """
 
@@ -18,8 +18,8 @@ from jax_grpo.trainer import Trainer
 
 ITERATIONS = 2
 SETTINGS = {
-    "--prompts.per_iteration": "16",
-    "--rollout.max_new_tokens": "64",
+    "--prompts.per_iteration": "8",
+    "--rollout.max_new_tokens": "48",
     "--rollout.temperature": "1.0",
     "--update.learning_rate": "1e-30",  # changes no weight; 0 is refused, since a run would do nothing
 }

@@ -36,9 +36,9 @@ def decode(
 ) -> tuple[jax.Array, KV]:
     """Heads' outputs [P, G, N, D], and the completions' keys and values with the new ones in column `place`.
 
-    `qkv_PGXD` is the tokens' N queries, K keys and K values, X = N + 2 K, each a run of N / K queries' in turn; `bias_XD`, if
-    any, is still to be added. A query sees the real tokens of its left-padded prompt, columns before `place` and its own token, of
-    these the last `window`; scores are q k / divisor.
+    `qkv_PGXD` is the tokens' N queries, K keys and K values, X = N + 2 K; the first N / K queries read the first key, and so on.
+    `bias_XD`, if any, is still to be added. A query sees the real tokens of its left-padded prompt, columns before `place` and its
+    own token, of these the last `window`; scores are q k / divisor.
     """
     (prompts, group, columns, head_dim), kv_heads = qkv_PGXD.shape, own_PGKSD.k.shape[2]
     heads = columns - 2 * kv_heads
