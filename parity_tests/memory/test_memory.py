@@ -258,10 +258,6 @@ def test_a_rollout_needs_its_caches_and_weights_and_a_seventh_more(attention, tm
     sizes = {"model_type": "llama", "vocab_size": 50257, "hidden_size": 256, "intermediate_size": 768}
     sizes |= {"num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
     sizes |= {"max_position_embeddings": 2112, "tie_word_embeddings": True}
-    if attention == "pallas":  # which has GPT-2's shapes alone
-        names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer"}
-        sizes = {name: sizes[key] for key, name in names.items()} | {"n_head": 4}
-        sizes |= {"model_type": "gpt2", "n_positions": 2112, "vocab_size": 50257}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     settings = ["--model.architecture", str(tmp_path / "config.json"), "--model.decode_attention", attention]
     settings += ["--prompts.max_prompt_tokens", "64", "--rollout.max_new_tokens", "2048"]
