@@ -35,14 +35,14 @@ from jax_grpo.config import Config
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder, Remat
 from jax_grpo.rollout.generate import Rollout
-from torch_ref.compare import FOUND, REFERENCE, finite, relative_l2
+from torch_ref.compare import TESTED, REFERENCE, finite, relative_l2
 
 _allclose = np.testing.assert_allclose
 
 
 def _allclose_and_finite(actual, desired, *arguments, **options) -> None:
     """NumPy's comparison calls NaN equal to NaN and an infinity to itself: what both sides share could break unseen."""
-    finite("allclose", FOUND, actual)
+    finite("allclose", TESTED, actual)
     finite("allclose", REFERENCE, desired)
     _allclose(actual, desired, *arguments, **options)
 

@@ -103,7 +103,7 @@ FAULTS = {
     "curriculum: other draws' rewards": Fault("trainer.py", "self.prompts.observe(draw.numbers, samples.rewards_B)", "self.prompts.observe(self.prompts._numbers[: len(draw.numbers)], samples.rewards_B)", "parity/test_parity_draws.py -m 'slow or not slow' -k 'both_trainers and curriculum'"),
     "torch_ref: a curriculum that keeps the solved": Fault("torch_ref/curriculum.py", "active = [number for number in known if not self._solved(number)]", "active = known", "prompts/test_curriculum.py -k both_implementations"),
     "pass@k: a group without advantage has signal": Fault("advantages.py", " | _without_advantage(unscaled_PG)\n", "\n", "objective/test_advantage_methods.py -k more_successes"),
-    "torch_ref: refill keeps what comes last": Fault("torch_ref/refill.py", "for number in range(1, len(drawn)) for group", "for number in reversed(range(1, len(drawn))) for group", "parity/test_parity_draws.py -k 'both_trainers and fused'"),
+    "torch_ref: refill keeps what comes last": Fault("torch_ref/refill.py", "for number in range(1, len(rounds)) for group", "for number in reversed(range(1, len(rounds))) for group", "parity/test_parity_draws.py -k 'both_trainers and fused'"),
     "k2 and k3 swapped": Fault(
         "objective/__init__.py",
         '"k2": lambda d: 0.5 * jnp.square(d),\n    "k3": lambda d: jnp.expm1(d) - d,',

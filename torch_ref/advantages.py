@@ -134,14 +134,14 @@ def groups_with_signal(
     where fewer than k - 1 samples are below the group's best: each subset of k has two of the best then, and loses nothing with
     one of them. (Sums of credits round to something beside 0 there, which is why they are not asked.)
     """
-    found = []
+    has_signal = []
     for group in group_ids_B.unique():
         reward_GK = rewards_BK[group_ids_B == group]
         has = not bool((reward_GK == reward_GK[0]).all()) and bool((advantages_B[group_ids_B == group] != 0).any())
         if pass_at_k is not None:
             has = has and int((reward_GK < reward_GK.max()).sum()) >= pass_at_k - 1
-        found.append(has)
-    return found
+        has_signal.append(has)
+    return has_signal
 
 
 def overlong_penalty(length_B: Tensor, cap: int | Tensor, zone: int, weight: float) -> Tensor:

@@ -83,37 +83,37 @@ def from_arrays(
     Raises:
         BatchError: an array is missing, has another shape, or marks column 0 as completion; names `source`.
     """
-    found = {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
     required = ["input_ids", "attention_mask", "completion_mask"]
-    required += [] if "advantages" in found else ["rewards", "group_ids"]
+    required += [] if "advantages" in tensors else ["rewards", "group_ids"]
     required += ["stopped"] if learning.objective.mask_truncated else []
     required += ["sampling_logp"] if learning.objective.mismatch_cap is not None else []
-    missing = [name for name in required if name not in found]
+    missing = [name for name in required if name not in tensors]
     if missing:
-        raise BatchError(f"{source}: no array {', '.join(missing)}; it has {', '.join(sorted(found))}")
-    B, T = found["input_ids"].shape
-    for name, array in found.items():
+        raise BatchError(f"{source}: no array {', '.join(missing)}; it has {', '.join(sorted(tensors))}")
+    B, T = tensors["input_ids"].shape
+    for name, array in tensors.items():
         expected = (B,) if name in VECTORS else (B, T)
         if name in VECTORS | MATRICES and array.shape != expected:
             raise BatchError(
                 f"{source}: {name} has shape {list(array.shape)}, expected {list(expected)} beside input_ids"
             )
-    if bool(found["completion_mask"][:, 0].any()):
+    if bool(tensors["completion_mask"][:, 0].any()):
         raise BatchError(f"{source}: completion_mask is 1 in column 0, a token that nothing predicts")
 
     def real(name: str) -> Tensor | None:
-        return found[name].to(dtype) if name in found else None
+        return tensors[name].to(dtype) if name in tensors else None
 
     return Batch(
-        input_ids_BT=found["input_ids"].long(),
-        attention_mask_BT=found["attention_mask"].long(),
-        completion_mask_BT=found["completion_mask"].to(dtype),
-        advantages_B=_advantages(found, learning.advantage, dtype),
+        input_ids_BT=tensors["input_ids"].long(),
+        attention_mask_BT=tensors["attention_mask"].long(),
+        completion_mask_BT=tensors["completion_mask"].to(dtype),
+        advantages_B=_advantages(tensors, learning.advantage, dtype),
         old_logp_BT=real("old_logp"),
         ref_logp_BT=real("ref_logp"),
         sampling_logp_BT=real("sampling_logp"),
         entropy_BT=real("entropy"),
-        stopped_B=found["stopped"].bool() if "stopped" in found else None,
+        stopped_B=tensors["stopped"].bool() if "stopped" in tensors else None,
     )
 
 
@@ -141,15 +141,15 @@ VECTORS = {"advantages", "rewards", "group_ids", "stopped"}
 MATRICES = {"input_ids", "attention_mask", "completion_mask", "old_logp", "ref_logp", "sampling_logp", "entropy"}
 
 
-def _advantages(found: dict[str, Tensor], settings: AdvantageConfig, dtype: torch.dtype) -> Tensor:
-    if "advantages" in found:
-        return found["advantages"].to(dtype)
+def _advantages(tensors: dict[str, Tensor], settings: AdvantageConfig, dtype: torch.dtype) -> Tensor:
+    if "advantages" in tensors:
+        return tensors["advantages"].to(dtype)
     if settings.components != "sum_first":
         raise BatchError(
             f"advantage.components {settings.components} needs each component, and a recorded batch holds only "
             "their sum: record `advantages`"
         )
-    rewards_B, lengths_B = found["rewards"].to(dtype), found["completion_mask"].sum(1).to(dtype)
+    rewards_B, lengths_B = tensors["rewards"].to(dtype), tensors["completion_mask"].sum(1).to(dtype)
     if settings.scale == "maxrl" and bool((rewards_B < 0).any()):
         raise BatchError(f"rewards go down to {float(rewards_B.min()):g}; advantage.scale maxrl needs at least 0")
-    return group_advantages(rewards_B, found["group_ids"], **settings_of(settings), lengths_B=lengths_B)
+    return group_advantages(rewards_B, tensors["group_ids"], **settings_of(settings), lengths_B=lengths_B)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 Arrays = Mapping[str, np.ndarray]
-FOUND, REFERENCE = "side under test", "reference"
+TESTED, REFERENCE = "side under test", "reference"
 
 
 class Tolerances(NamedTuple):
@@ -72,22 +72,22 @@ def finite(name: str, side: str, values: ArrayLike) -> np.ndarray:
     return wide
 
 
-def difference(name: str, found: ArrayLike, reference: ArrayLike) -> float:
+def difference(name: str, tested: ArrayLike, reference: ArrayLike) -> float:
     """Largest absolute difference.
 
     Raises:
         NotFinite: of either side.
     """
-    return float(np.abs(finite(name, FOUND, found) - finite(name, REFERENCE, reference)).max())
+    return float(np.abs(finite(name, TESTED, tested) - finite(name, REFERENCE, reference)).max())
 
 
-def relative_l2(name: str, found: ArrayLike, reference: ArrayLike) -> float:
-    """|found - reference| / |reference|; 0 where both are 0, infinity where only the reference is.
+def relative_l2(name: str, tested: ArrayLike, reference: ArrayLike) -> float:
+    """|tested - reference| / |reference|; 0 where both are 0, infinity where only the reference is.
 
     Raises:
         NotFinite: of either side.
     """
-    x, y = finite(name, FOUND, found), finite(name, REFERENCE, reference)
+    x, y = finite(name, TESTED, tested), finite(name, REFERENCE, reference)
     apart, norm = float(np.linalg.norm(x - y)), float(np.linalg.norm(y))
     return apart / norm if norm > 0 else math.inf if apart > 0 else 0.0
 
@@ -129,7 +129,7 @@ def observable(changes: Arrays) -> dict[str, np.ndarray]:
     return {name: seen(name, x) for name, x in changes.items()}
 
 
-def tensor_errors(found: Arrays, reference: Arrays, prefix: str = "grad/") -> dict[str, float]:
+def tensor_errors(tested: Arrays, reference: Arrays, prefix: str = "grad/") -> dict[str, float]:
     """Relative L2 error of each tensor whose name starts with `prefix`.
 
     Raises:
@@ -140,7 +140,7 @@ def tensor_errors(found: Arrays, reference: Arrays, prefix: str = "grad/") -> di
     for name in (name for name in reference if name.startswith(prefix)):
         if not np.any(reference[name]):
             raise ValueError(f"{name} of the reference is 0: nothing is compared")
-        errors[name] = relative_l2(name, found[name], reference[name])
+        errors[name] = relative_l2(name, tested[name], reference[name])
     if not errors:
         raise ValueError(f"no array {prefix}* to compare")
     return errors
@@ -158,26 +158,26 @@ def floor_of(name: str, reference: Arrays, dtype: str) -> float:
     return max(allowed.floor, allowed.floor_in_advantages * float(np.abs(advantages).mean()))
 
 
-def scalar_errors(found: Arrays, reference: Arrays, dtype: str) -> dict[str, float]:
+def scalar_errors(tested: Arrays, reference: Arrays, dtype: str) -> dict[str, float]:
     """Error of the loss and of each metric that both report, relative to its size or to its floor if that is larger.
 
     Raises:
         NotFinite: of either side.
     """
-    names = [name for name, x in reference.items() if np.ndim(x) == 0 and name in found]
+    names = [name for name, x in reference.items() if np.ndim(x) == 0 and name in tested]
     assert {"loss", "policy_loss", "grad_norm", "entropy", "ratio/mean"} <= set(names)
     return {
-        name: difference(name, found[name], reference[name])
+        name: difference(name, tested[name], reference[name])
         / max(abs(float(reference[name])), floor_of(name, reference, dtype))
         for name in names
     }
 
 
-def logp_error(found: np.ndarray, reference: np.ndarray, completion_mask: np.ndarray) -> float:
+def logp_error(tested: np.ndarray, reference: np.ndarray, completion_mask: np.ndarray) -> float:
     """Largest absolute difference on completion tokens, nats.
 
     Raises:
         NotFinite: of either side, on those tokens; nobody reads the others.
     """
     there = np.asarray(completion_mask) == 1
-    return difference("logp", np.asarray(found)[there], np.asarray(reference)[there])
+    return difference("logp", np.asarray(tested)[there], np.asarray(reference)[there])

@@ -41,8 +41,8 @@ class Rotary:
 
 def _llama3(rotary: Rotary, frequency_d: Tensor) -> Tensor:
     turns_d = rotary.original * frequency_d / (2 * pi)  # within the original context
-    kept_d = ((turns_d - rotary.low) / (rotary.high - rotary.low)).clamp(0, 1)
-    return kept_d * frequency_d + (1 - kept_d) * frequency_d / rotary.factor
+    share_d = ((turns_d - rotary.low) / (rotary.high - rotary.low)).clamp(0, 1)
+    return share_d * frequency_d + (1 - share_d) * frequency_d / rotary.factor
 
 
 SCALINGS: dict[str, Callable[[Rotary, Tensor], Tensor]] = {

@@ -113,13 +113,13 @@ def one_step(
     dtype = learning.compute_dtype
     largest, gap = logits_error(dtype, policy, model, arrays)
     errors: dict[str, Any] = {"logits": gap, "largest_logit": largest}
-    found = jax_replay(learning, policy, arrays)
+    tested = jax_replay(learning, policy, arrays)
     batch = from_arrays(arrays, learning, dtype=STORAGE[dtype])
     reference = torch_replay(learning, model, with_logp(batch, model, learning))
-    errors["logp"] = logp_error(found["logp"], reference["logp"], arrays["completion_mask"])
+    errors["logp"] = logp_error(tested["logp"], reference["logp"], arrays["completion_mask"])
     errors["floors"] = {name: floor_of(name, reference, dtype) for name in CANCELLING}
-    errors["scalars"] = scalar_errors(found, reference, dtype)
-    errors["gradients"] = tensor_errors(found, reference)
+    errors["scalars"] = scalar_errors(tested, reference, dtype)
+    errors["gradients"] = tensor_errors(tested, reference)
     return errors, reference
 
 
@@ -140,10 +140,10 @@ def logits_error(
         wide = jnp.promote_types(hidden.dtype, jnp.float32)
         return jnp.einsum("bth,vh->btv", hidden, embedding, preferred_element_type=wide)
 
-    found = np.asarray(logits(policy.params), np.float64)
+    tested = np.asarray(logits(policy.params), np.float64)
     used = completion[:, 1:] == 1
-    found, expected = found[:, :-1][used], expected[:, :-1][used]
-    return float(np.abs(expected).max()), difference("logits", found, expected)
+    tested, expected = tested[:, :-1][used], expected[:, :-1][used]
+    return float(np.abs(expected).max()), difference("logits", tested, expected)
 
 
 def many_steps(
@@ -205,14 +205,14 @@ def whole_iterations(config: Config, folder: Path) -> dict[str, Any]:
     for iteration in range(config.iterations):
         measured, scored, batch = ours.iterate(iteration)
         arrays = record(batch, scored.rewards_B, ours.group_ids())
-        kept = ROLLOUT if config.advantage.components == "sum_first" else (*ROLLOUT, "advantages")
-        shared = from_arrays({name: arrays[name] for name in kept}, config.learning(), dtype=STORAGE["float64"])
+        recorded = ROLLOUT if config.advantage.components == "sum_first" else (*ROLLOUT, "advantages")
+        shared = from_arrays({name: arrays[name] for name in recorded}, config.learning(), dtype=STORAGE["float64"])
         steps = theirs.optimise(theirs.scored(shared), iteration)
         expected = torch_train.over_steps(steps) | {"optimizer_step": theirs.state.step, "steps": len(steps)}
-        found = {name: np.asarray(x) for name, x in measured.items()}
+        tested = {name: np.asarray(x) for name, x in measured.items()}
         reference = {name: np.asarray(x) for name, x in expected.items()}
-        gaps = {name: difference(name, found.pop(name), reference.pop(name)) for name in ROUNDING}
-        errors.append(scalar_errors(found, reference, "float64") | gaps)
+        gaps = {name: difference(name, tested.pop(name), reference.pop(name)) for name in ROUNDING}
+        errors.append(scalar_errors(tested, reference, "float64") | gaps)
         metrics.append(expected)
     moved = {n: x - begin[n] for n, x in to_hf(ours.state.params, ours.policy.architecture).items()}
     trained = ((n, p) for n, p in theirs.state.model.named_parameters() if p.requires_grad)

@@ -119,20 +119,20 @@ def load_judge(name: str, settings: ModelConfig) -> LanguageModel:
 
 def errors_of(config: Config, against: str, batches: list[Arrays]) -> dict[str, Any]:
     """By column; `gradients` and `change` with the tensor's name beside. Call under `precise`."""
-    found, _ = one_step(
+    step, _ = one_step(
         config.learning(), load_jax(config.model, config.seed), load_judge(against, config.model), batches[0]
     )
     change, _ = many_steps(
         config.learning(), load_jax(config.model, config.seed), load_judge(against, config.model), batches
     )
     return {
-        "logits": found["logits"],
-        "largest_logit": found["largest_logit"],
-        "logp": found["logp"],
-        "loss": found["scalars"]["loss"],
-        "kl": found["scalars"]["kl/mean"],
-        "scalars": largest(found["scalars"]),
-        "gradients": largest(found["gradients"]),
+        "logits": step["logits"],
+        "largest_logit": step["largest_logit"],
+        "logp": step["logp"],
+        "loss": step["scalars"]["loss"],
+        "kl": step["scalars"]["kl/mean"],
+        "scalars": largest(step["scalars"]),
+        "gradients": largest(step["gradients"]),
         "change": largest(change),
         "greedy": greedy_difference(config, against),
     }

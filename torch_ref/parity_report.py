@@ -63,8 +63,8 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
 def _several_rows(several: dict[str, Any]) -> list[Row]:
     """Of the iterations of several optimiser steps."""
     allowed = TOLERANCES["float64"]
-    found = {f"{n}, iteration {i}": x for i, errors in enumerate(several["iterations"]) for n, x in errors.items()}
-    where, error = compare.largest(found)
+    named = {f"{n}, iteration {i}": x for i, errors in enumerate(several["iterations"]) for n, x in errors.items()}
+    where, error = compare.largest(named)
     worst, change = compare.largest(several["change"])
     return [
         Row("several steps an iteration: metrics", "float64", error, where, allowed.scalars),
@@ -127,7 +127,7 @@ def _page(results: dict[str, Any], rows: list[Row]) -> str:
             + ", ".join(f"{side} {gap['mean']:.1e} and {gap['max']:.1e}" for side, gap in sampling.items())
             + " nats.",
             "",
-            _several_said(results["several"]),
+            _several_line(results["several"]),
             "",
             "![relative error of every gradient by layer](gradients.png)",
             "![loss and KL of both implementations on the same rollouts](curves.png)",
@@ -143,7 +143,7 @@ def _page(results: dict[str, Any], rows: list[Row]) -> str:
     )
 
 
-def _several_said(several: dict[str, Any]) -> str:
+def _several_line(several: dict[str, Any]) -> str:
     shape, steps = several["config"], int(several["metrics"][-1]["optimizer_step"])
     beta = [metrics["beta"] for metrics in several["metrics"]]
     moves = f"an adaptive beta, {beta[0]:.3g} to {beta[-1]:.3g}" if shape["adaptive"] else "a constant beta"

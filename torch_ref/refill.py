@@ -48,69 +48,69 @@ def silent(values_B: Tensor, about_B: Tensor, group_ids_B: Tensor) -> Tensor:
 
 def sample(draw: Callable[[int], Sampled], settings: RefillConfig | None) -> list[Sampled]:
     """What an iteration draws, in order; `draw` is given the number of the draw, from 0. Without settings it draws once."""
-    drawn = [draw(0)]
+    rounds = [draw(0)]
     if settings is None:
-        return drawn
+        return rounds
     for number in range(1, settings.rounds + 1):
-        full = sum(sum(one.signal) for one in drawn) >= len(drawn[0].signal)
-        spent = settings.tokens is not None and sum(one.tokens for one in drawn) >= settings.tokens
+        full = sum(sum(one.signal) for one in rounds) >= len(rounds[0].signal)
+        spent = settings.tokens is not None and sum(one.tokens for one in rounds) >= settings.tokens
         if full or spent:
             break
-        drawn.append(draw(number))
-    return drawn
+        rounds.append(draw(number))
+    return rounds
 
 
-def trained_on(drawn: Sequence[Sampled]) -> Sampled:
+def trained_on(rounds: Sequence[Sampled]) -> Sampled:
     """The batch's groups, each in its place. Of logged metrics it has all, of everything else its own."""
-    if len(drawn) == 1:
-        return drawn[0]
-    rows = [(number, row) for number, group in _places(drawn) for row in _rows_of(drawn[number], group)]
+    if len(rounds) == 1:
+        return rounds[0]
+    rows = [(number, row) for number, group in _places(rounds) for row in _rows_of(rounds[number], group)]
 
     def own(lists: Sequence[Any]) -> list:
         return [lists[number][row] for number, row in rows]
 
-    nothing = [None] * len(drawn[0].prompts)
-    said = [one.logged for one in drawn]
-    metrics = dict.fromkeys(name for one in said for name in one.metrics)
-    extras = dict.fromkeys(name for one in said for name in one.extras)
+    nothing = [None] * len(rounds[0].prompts)
+    logs = [one.logged for one in rounds]
+    metrics = dict.fromkeys(name for one in logs for name in one.metrics)
+    extras = dict.fromkeys(name for one in logs for name in one.extras)
     flat = [number * len(nothing) + row for number, row in rows]
     return Sampled(
-        prompts=own([one.prompts for one in drawn]),
-        rollout=_rollout([one.rollout for one in drawn], rows),
+        prompts=own([one.prompts for one in rounds]),
+        rollout=_rollout([one.rollout for one in rounds], rows),
         components={
-            name: Component(*(np.array(own([one.components[name][field] for one in drawn])) for field in range(2)))
-            for name in drawn[0].components
+            name: Component(*(np.array(own([one.components[name][field] for one in rounds])) for field in range(2)))
+            for name in rounds[0].components
         },
-        rewards_B=torch.cat([one.rewards_B for one in drawn])[flat],
-        signal=[drawn[number].signal[group] for number, group in _places(drawn)],
+        rewards_B=torch.cat([one.rewards_B for one in rounds])[flat],
+        signal=[rounds[number].signal[group] for number, group in _places(rounds)],
         logged=Logged(
-            {name: [value for one in said for value in one.metrics.get(name, [])] for name in metrics},
-            {name: own([one.extras.get(name, nothing) for one in said]) for name in extras},
+            {name: [value for one in logs for value in one.metrics.get(name, [])] for name in metrics},
+            {name: own([one.extras.get(name, nothing) for one in logs]) for name in extras},
         ),
     )
 
 
-def costs(drawn: Sequence[Sampled]) -> dict[str, float]:
+def costs(rounds: Sequence[Sampled]) -> dict[str, float]:
     """Metrics of what a batch took."""
-    groups, places = sum(len(one.signal) for one in drawn), _places(drawn)
-    written = [one.rollout.completion_mask_BT.sum(1) for one in drawn]
-    kept = sum(int(written[number][_rows_of(drawn[number], group)].sum()) for number, group in places)
+    groups, places = sum(len(one.signal) for one in rounds), _places(rounds)
+    written = [one.rollout.completion_mask_BT.sum(1) for one in rounds]
+    trained = sum(int(written[number][_rows_of(rounds[number], group)].sum()) for number, group in places)
     return {
-        "refill/rounds": len(drawn) - 1,
+        "refill/rounds": len(rounds) - 1,
         "refill/drawn": groups,
-        "refill/without_signal": sum(one.signal.count(False) for one in drawn),
+        "refill/without_signal": sum(one.signal.count(False) for one in rounds),
         "refill/discarded": groups - len(places),
-        "refill/discarded_tokens": sum(one.tokens for one in drawn) - kept,
-        "refill/reward": float(torch.cat([one.rewards_B for one in drawn]).mean()),
+        "refill/discarded_tokens": sum(one.tokens for one in rounds) - trained,
+        "refill/reward": float(torch.cat([one.rewards_B for one in rounds]).mean()),
     }
 
 
-def _places(drawn: Sequence[Sampled]) -> list[tuple[int, int]]:
+def _places(rounds: Sequence[Sampled]) -> list[tuple[int, int]]:
     """(draw, group) for each place of the batch."""
     later = iter(
-        [(number, group) for number in range(1, len(drawn)) for group, has in enumerate(drawn[number].signal) if has]
+        [(number, group) for number in range(1, len(rounds)) for group, has in enumerate(rounds[number].signal) if has]
     )
-    return [(0, group) if has else next(later, (0, group)) for group, has in enumerate(drawn[0].signal)]
+    return [(0, group) if has else next(later, (0, group)) for group, has in enumerate(rounds[0].signal)]
 
 
 def _rows_of(one: Sampled, group: int) -> list[int]:

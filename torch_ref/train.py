@@ -85,7 +85,7 @@ class Trainer:
         """One iteration: metrics, some samples (`records.sample_rows`), the batch and its rewards [B]."""
         config, group = self.config, self.config.rollout.group_size
         seconds, began = {}, time.perf_counter()
-        asked: list[int] = []
+        numbers: list[int] = []
 
         def draw(number: int) -> Sampled:
             sampling = time.perf_counter()
@@ -93,10 +93,10 @@ class Trainer:
             if self.curriculum is None:
                 own = [index for index, _ in self.dataset.batch(first + number, config.prompts.per_iteration)]
             else:
-                own = self.curriculum.draw(config.prompts.per_iteration, asked)
-                if not asked:
+                own = self.curriculum.draw(config.prompts.per_iteration, numbers)
+                if not numbers:
                     self.picked = self.curriculum.again
-                asked.extend(own)
+                numbers.extend(own)
             prompts = [made_prompt(self.task, self.positions[index], config.seed * 1_000_003 + index) for index in own]
             repeated = [prompt for prompt in prompts for _ in range(group)]
             rollout = self.texts.complete(repeated, self.generator)

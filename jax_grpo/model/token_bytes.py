@@ -36,8 +36,8 @@ def token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
     else:
         pieces = _decoded_in_the_middle(backend, strings, special)
         if "ByteFallback" in kinds:
-            found = [_BYTE_TOKEN.fullmatch(string) for string in strings]
-            pieces = [bytes([int(m[1], 16)]) if m else piece for m, piece in zip(found, pieces, strict=True)]
+            matches = [_BYTE_TOKEN.fullmatch(string) for string in strings]
+            pieces = [bytes([int(m[1], 16)]) if m else piece for m, piece in zip(matches, pieces, strict=True)]
     return [b"" if token in special or not strings[token] else piece for token, piece in enumerate(pieces)]
 
 

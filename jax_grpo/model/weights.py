@@ -187,7 +187,7 @@ def load_hf(directory: str | Path, dtype: Any = jnp.float32) -> tuple[Architectu
 
 def _stored(folder: Path, config: Architecture, expected: Mapping[str, Tensor]) -> dict[str, tuple[Path, str]]:
     """Of each tensor, by the name that it is written with: its file, and its name there."""
-    found: dict[str, tuple[Path, str]] = {}
+    places: dict[str, tuple[Path, str]] = {}
     prefix = FAMILIES[config.family].prefix
     for path in _files(folder):
         with open_safetensors(path, "the weights") as file:
@@ -199,8 +199,8 @@ def _stored(folder: Path, config: Architecture, expected: Mapping[str, Tensor]) 
             full = name if name == HEAD or name.startswith(prefix) else prefix + name
             if wrapped := [wrapper for wrapper in WRAPPED if name.startswith(wrapper)]:
                 reason = f"begins with {wrapped[0]!r}, as a wrapped model's do; save the model inside the wrapper"
-            elif full in found:
-                other, also = found[full]
+            elif full in places:
+                other, also = places[full]
                 reason = f"is {full!r}, which {also!r} of {other} is already; expected one of them"
             elif full not in expected:
                 reason = f"{shape} is not part of a {config.num_layers}-layer {config.family}"
@@ -209,10 +209,10 @@ def _stored(folder: Path, config: Architecture, expected: Mapping[str, Tensor]) 
             elif kind not in FLOATS:
                 reason = f"has dtype {kind}; expected one of {', '.join(FLOATS)}"
             else:
-                found[full] = path, name
+                places[full] = path, name
                 continue
             raise WeightsError(f"{path}: tensor {name!r} {reason}")
-    return found
+    return places
 
 
 def save_hf(

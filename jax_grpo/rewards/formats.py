@@ -48,7 +48,7 @@ def tagged_answer(completions: Sequence[Completion], answer: Sequence[Any], **co
 def _same(text: str | None, answer: str) -> bool:
     if text is None:
         return False
-    found, right = (NUMBER.fullmatch(each.strip().removeprefix("$")) for each in (text, answer))
-    if found and right:
-        return value(found[0]) == value(right[0])
+    number, right = (NUMBER.fullmatch(each.strip().removeprefix("$")) for each in (text, answer))
+    if number and right:
+        return value(number[0]) == value(right[0])
     return text.casefold() == answer.strip().casefold()

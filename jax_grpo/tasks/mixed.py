@@ -55,17 +55,17 @@ class MixedTask(Task[Any]):
                 )
         rows = {name for name, task in self._tasks.items() if task.reads == "prompts"}
         none = {"template": None, "chat_template_kwargs": {}}
-        bare = prompts.model_copy(update=none) if rows else prompts  # for what reads no file of prompts
+        without_file = prompts.model_copy(update=none) if rows else prompts  # for what reads no file of prompts
         if not sources:
             return super().read(prompts, seed, cache)
         if not self._shared and prompts.source != PromptsConfig().source:
             raise ConfigError(
                 f"prompts.source is {prompts.source!r}, but each task of the mixture has a source of its own"
             )
-        tables = {SHARED: super().read(bare, seed, cache)} if self._shared else {}
+        tables = {SHARED: super().read(without_file, seed, cache)} if self._shared else {}
         shares = {SHARED: sum(self._parts[name].share for name in self._shared)} if self._shared else {}
         for name, source in sources.items():
-            own = (prompts if name in rows else bare).model_copy(update={"source": source})
+            own = (prompts if name in rows else without_file).model_copy(update={"source": source})
             tables[name], shares[name] = self._tasks[name].read(own, seed, cache), self._parts[name].share
         return Interleaved(tables, shares)
 

@@ -116,12 +116,12 @@ class ReasoningGymTask(Task[int]):
         return _Numbers(self._settings.instances, f"reasoning-gym {version} {json.dumps(made_of, sort_keys=True)}")
 
     def prompt(self, row: Any, seed: int) -> Prompt:
-        return self._drawn(seed, heldout=False)
+        return self._first_of_split(seed, heldout=False)
 
     def heldout_prompt(self, row: Any, seed: int) -> Prompt:
-        return self._drawn(seed, heldout=True)
+        return self._first_of_split(seed, heldout=True)
 
-    def _drawn(self, seed: int, *, heldout: bool) -> Prompt:
+    def _first_of_split(self, seed: int, *, heldout: bool) -> Prompt:
         """The first instance that the seed gives whose question is in this split."""
         rng = random.Random(f"reasoning_gym/{seed}")
         (name,) = rng.choices([*self._chosen], [one.weight for one in self._chosen.values()])

@@ -98,9 +98,9 @@ class GameTask(ChessTask, EpisodicTask):
         return GameEpisode(board, number, board.turn, task=self, draw=draw)
 
     def observation(self, prompt: Prompt) -> str:
-        return self._asked(chess.Board(prompt.row.fen))
+        return self._text_of(chess.Board(prompt.row.fen))
 
-    def _asked(self, board: chess.Board) -> str:
+    def _text_of(self, board: chess.Board) -> str:
         return f"\n{move_prompt(self.style, board.fen()).text}"
 
     def steps(self, environments: Sequence[GameEpisode], completions: Sequence[str]) -> list[tuple[str, bool]]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -117,7 +117,7 @@ class GameTask(ChessTask, EpisodicTask):
 
     def _observed(self, game: GameEpisode) -> tuple[str, bool]:
         if game.ended is None:
-            return self._asked(game.board), False
+            return self._text_of(game.board), False
         return f"\n{game.fen} {game.result if game.ended == LENGTH else game.ended}", True
 
     def score(self, prompts: Sequence[Prompt], episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
