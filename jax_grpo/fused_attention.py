@@ -6,21 +6,19 @@ is compiled for the CPU: for tests, not for speed. Knows no model: `model.attent
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
-# JAX 0.11 deprecates this backend; `model.attention auto` does the same without it.
-warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+from jax_grpo import triton
+from jax_grpo.triton import plt
 
 UNSEEN = np.iinfo(np.int32).max  # the position of keys that nobody sees
-WARPS = 4
+_call = functools.partial(triton.call, warps=4, stages=2)
 
 
 class Keys(NamedTuple):
@@ -44,6 +42,8 @@ class Plan(NamedTuple):
 
 def refusal(head_dim: int) -> str | None:
     """Why the kernels cannot do heads of this size, or None."""
+    if missing := triton.refusal():
+        return missing
     fits = 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
     return None if fits else f"needs heads of 16, 32, 64, 128 or 256 columns, not {head_dim}"
 
@@ -78,7 +78,8 @@ def _forward(plan: Plan, q_BRND, at_BR, sets) -> tuple[jax.Array, jax.Array]:
     kernel = functools.partial(_forward_kernel, plan)
     out = jax.ShapeDtypeStruct(q_BRND.shape, q_BRND.dtype)
     operands = (q_BRND, at_BR, *(x for one in sets for x in one))
-    return _call(kernel, "forward", operands, [rows, *specs], [rows, _sums(sums)], [out, sums], grid)
+    results = {"out_specs": [rows, _sums(sums)], "out_shape": [out, sums]}
+    return _call(kernel, "attention_forward", operands, grid=grid, in_specs=[rows, *specs], **results)
 
 
 def _forwards(plan, q_BRND, at_BR, sets):
@@ -92,12 +93,12 @@ def _backwards(plan: Plan, saved, to_out_BRND):
     sums = jax.ShapeDtypeStruct(lse_BNR.shape, lse_BNR.dtype)
     to_q_BRND, along_BNR = _call(
         functools.partial(_queries_kernel, plan),
-        "queries",
+        "attention_queries",
         (out_BRND, to_out_BRND, lse_BNR, q_BRND, at_BR, *(x for one in sets for x in one)),
-        [rows, rows, _sums(sums), rows, *specs],
-        [rows, _sums(sums)],
-        [jax.ShapeDtypeStruct(q_BRND.shape, q_BRND.dtype), sums],
-        grid,
+        grid=grid,
+        in_specs=[rows, rows, _sums(sums), rows, *specs],
+        out_specs=[rows, _sums(sums)],
+        out_shape=[jax.ShapeDtypeStruct(q_BRND.shape, q_BRND.dtype), sums],
     )
     to_sets = []
     for number, one in enumerate(sets):
@@ -124,31 +125,16 @@ def _to_keys(plan: Plan, number: int, keys: tuple[jax.Array, ...], of_queries) -
     sums = pl.BlockSpec((None, neighbours, each, queries), lambda c, k, s: (c, 0, k, 0))
     places = pl.BlockSpec((None, neighbours, queries), lambda c, k, s: (c, 0, 0))
     columns = pl.BlockSpec((None, length, None, head_dim), lambda c, k, s: (c, 0, k, 0))
+    positions = pl.BlockSpec((None, length), lambda c, k, s: (c, 0))
     return _call(
         functools.partial(_keys_kernel, plan.scale, plan.window, plan.own[number]),
-        "keys",
+        "attention_keys",
         (*map(by_set, (q_BRND, at_BR, to_out_BRND, lse_BNR, along_BNR)), *keys),
-        [rows, places, rows, sums, sums, columns, columns, pl.BlockSpec((None, length), lambda c, k, s: (c, 0))],
-        [columns, columns],
-        [jax.ShapeDtypeStruct(k_LSKD.shape, k_LSKD.dtype)] * 2,
-        (count, kv_heads, pl.cdiv(length, _block(k_LSKD, True))),
+        grid=(count, kv_heads, pl.cdiv(length, _block(k_LSKD, True))),
+        in_specs=[rows, places, rows, sums, sums, columns, columns, positions],
+        out_specs=[columns, columns],
+        out_shape=[jax.ShapeDtypeStruct(k_LSKD.shape, k_LSKD.dtype)] * 2,
     )
-
-
-def _call(kernel: Callable, name: str, operands, in_specs, out_specs, out_shape, grid) -> Any:
-    def on(interpret: bool):
-        return pl.pallas_call(
-            kernel,
-            name=f"attention_{name}",
-            interpret=interpret,
-            compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=2),  # also what chooses Triton in JAX 0.10
-            grid=grid,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            out_shape=out_shape,
-        )
-
-    return jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
 
 
 def _sums(shape: jax.ShapeDtypeStruct) -> pl.BlockSpec:

@@ -15,7 +15,9 @@ import optax
 from flax import nnx, struct
 from jax.flatten_util import ravel_pytree
 
+from jax_grpo import triton
 from jax_grpo.batch import Batch, split
+from jax_grpo.config import ConfigError
 from jax_grpo.config.learning import Learning
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.tiles import Tiling
@@ -62,6 +64,16 @@ def init_state(params: Any, learning: Learning) -> TrainState:
     return TrainState(params, opt_state, beta, *counters, **more)
 
 
+def _token_logprobs(learning: Learning) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """The config's LM head. Raises ConfigError: its kernels cannot be called with this JAX."""
+    name = learning.lm_head.implementation
+    if name == "pallas" and (reason := triton.refusal()):
+        raise ConfigError(
+            f"lm_head.implementation pallas {reason}: expected chunked, which does the same without kernels"
+        )
+    return LM_HEADS[name]
+
+
 def _head_inputs(
     graphdef, params, tokens, learning: Learning, layout: Layout
 ) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
@@ -83,7 +95,7 @@ def make_score(
     graphdef, learning: Learning, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
     """Jitted `score(params, batch) -> (logp_BS, entropy_BS)`, micro-batch by micro-batch, of all that the model reads."""
-    token_logprobs = LM_HEADS[learning.lm_head.implementation]
+    token_logprobs = _token_logprobs(learning)
 
     def of_all(params, micro_batches):
         if layout is not ONE_DEVICE:  # each micro-batch gathers them: in the dtype they are read in
@@ -116,7 +128,7 @@ def make_gradient(graphdef, learning: Learning, layout: Layout = ONE_DEVICE):
     `objective.aggregation_weights` over the whole batch, however many micro-batches there are. The entropy's coefficient is the
     config's where none is given.
     """
-    token_logprobs = LM_HEADS[learning.lm_head.implementation]
+    token_logprobs = _token_logprobs(learning)
     # A fused loss is a sum over tokens, each by itself.
     fused_loss = None if learning.objective.of_sequences else FUSED_LOSSES.get(learning.lm_head.implementation)
 

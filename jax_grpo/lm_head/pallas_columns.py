@@ -7,14 +7,13 @@ gradient. Whole widths as one block, as an earlier public kernel had them, do no
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
-from jax_grpo.lm_head.pallas_rows import pallas_call
+from jax_grpo import triton
 from jax_grpo.lm_head.tiles import LOWEST, Columns, Partial, RowStatistics, to_logits
+from jax_grpo.triton import plt
 
 # No registers spill and two programs share a core on sm_89; rows are a multiple of `tiles.ROW_MULTIPLE`.
 BLOCK_C, BLOCK_V, BLOCK_H = 64, 128, 64
-WARPS, STAGES = 4, 3
 
 
 def _block(hidden_ref, weights_ref, bounds_ref, columns: Columns):
@@ -51,14 +50,14 @@ def _each_block(compute, name: str, hidden_CH, weights_VH, columns: Columns, *op
     def kernel(hidden_ref, weights_ref, bounds_ref, *refs):
         compute(_block(hidden_ref, weights_ref, bounds_ref, static), *refs)
 
-    return pallas_call(
+    return triton.call(
         kernel,
-        name,
-        *(hidden_CH, weights_VH, bounds, *operands),
+        f"lm_head_{name}",
+        (hidden_CH, weights_VH, bounds, *operands),
         grid=(-(-weights_VH.shape[0] // BLOCK_V), hidden_CH.shape[0] // BLOCK_C),
         out_shape=out_shape,
-        warps=WARPS,
-        stages=STAGES,
+        warps=4,
+        stages=3,
     )
 
 

@@ -4,34 +4,18 @@ One program a row reads it, evaluates the token's loss and its derivatives, and 
 where the program is compiled for the CPU: for tests, not for speed.
 """
 
-import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
+from jax_grpo import triton
 from jax_grpo.lm_head import tiles
 from jax_grpo.lm_head.tiles import LOWEST, Columns, Partial, RowStatistics, TokenLoss
-
-# JAX 0.11 deprecates this backend; the kernels are few and small, and `chunked` does the same without them.
-warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+from jax_grpo.triton import plt
 
 ROW_BLOCK = 2048  # columns that one program holds at a time
-ROW_WARPS = 8
-
-
-def pallas_call(kernel, name: str, *operands: Any, warps: int, stages: int = 1, **arguments: Any) -> Any:
-    """Results of the kernel on the operands, by Triton; interpreted where the program is compiled for the CPU."""
-
-    def on(interpret: bool):
-        parameters = plt.CompilerParams(num_warps=warps, num_stages=stages)  # also what chooses Triton in JAX 0.10
-        return pl.pallas_call(
-            kernel, name=f"lm_head_{name}", interpret=interpret, compiler_params=parameters, **arguments
-        )
-
-    return jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
 
 
 def _blocks(width: int) -> int:
@@ -99,12 +83,12 @@ def _each_row(kernel, name: str, logits_CV: jax.Array, *operands: Any, gradient:
     logits_spec = pl.BlockSpec((None, logits_CV.shape[1]), lambda row: (row, 0))
     number = jax.ShapeDtypeStruct(logits_CV.shape[:1], jnp.promote_types(logits_CV.dtype, jnp.float32))
     gradients = [] if gradient is None else [jax.ShapeDtypeStruct(logits_CV.shape, gradient)]
-    return pallas_call(
+    return triton.call(
         kernel,
-        name,
-        logits_CV,
-        *operands,
-        warps=ROW_WARPS,
+        f"lm_head_{name}",
+        (logits_CV, *operands),
+        warps=8,
+        stages=1,
         grid=(logits_CV.shape[0],),
         in_specs=[logits_spec, *map(_row_spec, operands)],
         out_specs=[logits_spec for _ in gradients] + [_row_spec(number)] * numbers,

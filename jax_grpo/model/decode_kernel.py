@@ -10,16 +10,18 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
+from jax_grpo import triton
 from jax_grpo.model.attention import KV
+from jax_grpo.triton import plt
 
 BLOCK = 32  # keys that one program holds at a time; with 64 numbers each, 16 a thread of 128
-WARPS = 4
 
 
 def refusal(head_dim: int) -> str | None:
     """Why the kernel cannot do attention of such heads, or None."""
+    if missing := triton.refusal():
+        return missing
     return f"needs heads of a power of two columns, not {head_dim}" if head_dim & (head_dim - 1) else None
 
 
@@ -54,21 +56,18 @@ def decode(
     if bias_XD is not None:
         operands, specs = (*operands, *[bias_XD] * 3), [*specs, *biases]
     out = jax.ShapeDtypeStruct((prompts, group, heads, head_dim), qkv_PGXD.dtype)
-
-    def on(interpret: bool):
-        return pl.pallas_call(
-            functools.partial(_kernel, divisor=divisor, window=window),
-            name="decode_attention",
-            interpret=interpret,
-            compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=2),  # also what chooses Triton in JAX 0.10
-            grid=(prompts, group, heads),
-            in_specs=specs,
-            out_specs=[news[0], own, own],
-            out_shape=[out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own_PGKSD)],
-            input_output_aliases={6: 1, 7: 2},
-        )
-
-    out_PGND, *grown = jax.lax.platform_dependent(*operands, cpu=on(True), default=on(False))
+    out_PGND, *grown = triton.call(
+        functools.partial(_kernel, divisor=divisor, window=window),
+        "decode_attention",
+        operands,
+        warps=4,
+        stages=2,
+        grid=(prompts, group, heads),
+        in_specs=specs,
+        out_specs=[news[0], own, own],
+        out_shape=[out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own_PGKSD)],
+        input_output_aliases={6: 1, 7: 2},
+    )
     return out_PGND, KV(*grown)
 
 
