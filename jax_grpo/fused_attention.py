@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
 def refusal(head_dim: int) -> str | None:
     """Why the kernels cannot do heads of this size, or None."""
-    if missing := triton.refusal():
+    if missing := triton.refusal(or_jax_triton=False):
         return missing
     fits = 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
     return None if fits else f"needs heads of 16, 32, 64, 128 or 256 columns, not {head_dim}"

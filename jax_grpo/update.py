@@ -67,7 +67,7 @@ def init_state(params: Any, learning: Learning) -> TrainState:
 def _token_logprobs(learning: Learning) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """The config's LM head. Raises ConfigError: its kernels cannot be called with this JAX."""
     name = learning.lm_head.implementation
-    if name == "pallas" and (reason := triton.refusal()):
+    if name == "pallas" and (reason := triton.refusal(or_jax_triton=True)):
         raise ConfigError(
             f"lm_head.implementation pallas {reason}: expected chunked, which does the same without kernels"
         )

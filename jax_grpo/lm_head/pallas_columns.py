@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jax_grpo import triton
+from jax_grpo.lm_head import loops
 from jax_grpo.lm_head.tiles import LOWEST, Columns, Partial, RowStatistics, to_logits
 from jax_grpo.triton import plt
 
@@ -63,6 +64,8 @@ def _each_block(compute, name: str, hidden_CH, weights_VH, columns: Columns, *op
 
 def partial(hidden_CH, weights_VH, targets_C, columns: Columns, stored) -> Partial:
     """See `loops.partial`; logits are in float32 whatever `stored`."""
+    if triton.backend() == "jax_triton":  # which has no kernel of columns
+        return loops.partial(hidden_CH, weights_VH, targets_C, columns, stored)
 
     def compute(block, target_ref, *out_refs):
         z_CV, rows, token_V, inside_V = block
@@ -84,6 +87,9 @@ def tile_dlogits(
     hidden_CH, weights_VH, targets_C, statistics: RowStatistics, to_logp_C, to_entropy_C, columns: Columns, stored
 ) -> jax.Array:
     """See `loops.tile_dlogits`; logits are in float32 whatever `stored`."""
+    if triton.backend() == "jax_triton":
+        given = (hidden_CH, weights_VH, targets_C, statistics, to_logp_C, to_entropy_C, columns, stored)
+        return loops.tile_dlogits(*given)
     width = weights_VH.shape[0]
 
     def compute(block, target_ref, entropy_ref, lse_ref, g_ref, e_ref, out_ref):

@@ -99,6 +99,10 @@ def _each_row(kernel, name: str, logits_CV: jax.Array, *operands: Any, gradient:
 
 def measure(logits_CV: jax.Array, targets_C: jax.Array, columns: Columns) -> RowStatistics:
     """See `tiles.measure`."""
+    if triton.backend() == "jax_triton":
+        from jax_grpo.triton import kernels
+
+        return RowStatistics(*kernels.measure(logits_CV, targets_C, columns))
 
     def kernel(logits_ref, target_ref, *out_refs):
         _put(out_refs, _sweep(logits_ref, target_ref[0], columns))
@@ -110,6 +114,11 @@ def _dlogits(
     logits_CV, targets_C, statistics: RowStatistics, to_logp_C, to_entropy_C, columns: Columns, dtype
 ) -> jax.Array:
     """See `tiles.dlogits`: the row kernel without its first pass."""
+    if triton.backend() == "jax_triton":
+        from jax_grpo.triton import kernels
+
+        operands = (targets_C, statistics.lse, statistics.entropy, to_logp_C, to_entropy_C)
+        return kernels.dlogits(logits_CV, operands, columns, dtype)
 
     def kernel(logits_ref, target_ref, logp_ref, entropy_ref, lse_ref, g_ref, e_ref, out_ref):
         known = RowStatistics(logp_ref[...], entropy_ref[...], lse_ref[...])
@@ -123,6 +132,10 @@ def differentiate(
     logits_CV, targets_C, rows: Any, token_loss: TokenLoss, columns: Columns, dtype, known: RowStatistics | None = None
 ) -> tuple[jax.Array, jax.Array, RowStatistics]:
     """See `tiles.differentiate`: one program a row reads it, evaluates `token_loss` and its derivatives, and rewrites it."""
+    if (
+        known is None and triton.backend() == "jax_triton"
+    ):  # whose kernels know no loss: JAX has its derivatives in between
+        known = measure(logits_CV, targets_C, columns)
     if known is not None:
         loss_C, to_logp_C, to_entropy_C = tiles.derivatives(token_loss, rows, known.logp, known.entropy)
         return _dlogits(logits_CV, targets_C, known, to_logp_C, to_entropy_C, columns, dtype), loss_C, known

@@ -129,7 +129,7 @@ def compile_program(target: str, program: Program, *, kernels: str | None = None
             live=dumps.at_peak(folder),
             hlo=dumps.optimised_hlo(folder),
             thunks=dumps.thunks(folder),
-            kernels=() if kernels is None else _kernels(folder, kernels, target),
+            kernels=() if kernels is None else assembled(folder, kernels, target),
         )
 
 
@@ -164,8 +164,11 @@ def _executable(target: str, program: Program, options: dict[str, Any]) -> jax.s
             return lowered.compile(compiler_options=options | {"xla_gpu_enable_triton_gemm": False})
 
 
-def _kernels(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
-    """The figures of an assembler, of an installed nvcc wheel or on the PATH, for each dumped kernel; none without one."""
+def assembled(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
+    """The figures of an assembler, of an installed nvcc wheel or on the PATH, for each kernel dumped as PTX; none without one.
+
+    Shared memory is what XLA's list of launches says, 0 where there is none. Raises CannotCompile: the assembler refuses a kernel.
+    """
     wheels = (str(path) for place in sys.path for path in Path(place).glob("nvidia/*/bin/ptxas"))
     assembler, kernels = next(wheels, None) or shutil.which("ptxas"), {}
     launches = "".join(path.read_text() for path in folder.glob("*thunk_sequence.txt"))

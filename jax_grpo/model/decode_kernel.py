@@ -20,7 +20,7 @@ BLOCK = 32  # keys that one program holds at a time; with 64 numbers each, 16 a 
 
 def refusal(head_dim: int) -> str | None:
     """Why the kernel cannot do attention of such heads, or None."""
-    if missing := triton.refusal():
+    if missing := triton.refusal(or_jax_triton=True):
         return missing
     return f"needs heads of a power of two columns, not {head_dim}" if head_dim & (head_dim - 1) else None
 
@@ -42,6 +42,12 @@ def decode(
     `bias_XD`, if any, is still to be added. A query sees the real tokens of its left-padded prompt, columns before `place` and its
     own token, of these the last `window`; scores are q k / divisor.
     """
+    if triton.backend() == "jax_triton":
+        from jax_grpo.triton import kernels
+
+        given = (qkv_PGXD, bias_XD, prompt_PKTD, prompt_mask_PT, own_PGKSD, place)
+        out_PGND, *grown = kernels.decode(*given, divisor=divisor, window=window)
+        return out_PGND, KV(*grown)
     (prompts, group, columns, head_dim), kv_heads = qkv_PGXD.shape, own_PGKSD.k.shape[2]
     heads = columns - 2 * kv_heads
     queries = heads // kv_heads

@@ -7,7 +7,7 @@ import jax
 
 HIDDEN = """
 import sys
-sys.modules["jax.experimental.pallas.triton"] = None  # as if it were not there
+sys.modules["jax.experimental.pallas.triton"] = sys.modules["jax_triton"] = None  # as if they were not there
 import jax.experimental.pallas
 vars(jax.experimental.pallas).pop("triton", None)
 """
@@ -43,10 +43,11 @@ def test_kernels_that_jax_has_no_backend_for_are_refused_in_a_line_that_names_th
     done = subprocess.run([sys.executable, "-c", HIDDEN + CODE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     reason = f"needs Pallas' Triton backend, which JAX {jax.__version__} does not have"
-    head = f"lm_head.implementation pallas {reason}: expected chunked, which does the same without kernels"
+    either = f"{reason}, or jax_triton (pip install 'jax_grpo[jax-triton]')"
+    head = f"lm_head.implementation pallas {either}: expected chunked, which does the same without kernels"
     assert done.stdout.splitlines() == [
         f"model.attention pallas {reason}: leave it at auto",
-        f"model.decode_attention pallas {reason}: leave it at einsum",
+        f"model.decode_attention pallas {either}: leave it at einsum",
         head,
         head,
     ]
