@@ -4,6 +4,9 @@ For a JAX without Pallas' Triton backend, on NVIDIA cards; a CPU cannot run them
 which hand their arrays over, are what they compute. Arrays are contiguous; a name with suffixes is a block of numbers here.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# It may not be installed, and pyright takes this folder for the package `triton`.
+
 import os
 from typing import Any
 
@@ -183,7 +186,7 @@ def decode_attention(
 
 def _call(kernel: Any, operands: Any, out_shape: Any, dtype: Any, **settings: Any) -> Any:
     """Results of the kernel, compiled for the card that JAX's default device is: it need not be there."""
-    capability = getattr(jax.config.jax_default_device, "compute_capability", None)  # pyright: ignore[reportAttributeAccessIssue]
+    capability = getattr(jax.config.jax_default_device, "compute_capability", None)
     return jax_triton.triton_call(
         *operands,
         kernel=kernel,
