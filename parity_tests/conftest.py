@@ -35,7 +35,7 @@ from jax_grpo.config import Config
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder, Remat
 from jax_grpo.rollout.generate import Rollout
-from torch_ref.compare import TESTED, REFERENCE, finite, relative_l2
+from torch_ref.compare import REFERENCE, TESTED, finite, relative_l2
 
 _allclose = np.testing.assert_allclose
 
