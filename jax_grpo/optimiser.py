@@ -62,12 +62,12 @@ def _after_adam(config: UpdateConfig) -> tuple[optax.GradientTransformation, ...
 
 def offloaded(config: UpdateConfig, opt_state: Any) -> Any:
     """AdamW's state where it stays between steps: its moments in pinned host memory if `offload_optimizer` says so."""
-    return _moments_in(jax.memory.Space.Host, opt_state) if config.offload_optimizer else opt_state
+    return arrays_in(jax.memory.Space.Host, opt_state) if config.offload_optimizer else opt_state
 
 
-def _moments_in(space: Any, opt_state: Any) -> Any:
-    """The state with its moments there; the step count stays where it is."""
-    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, opt_state)
+def arrays_in(space: jax.memory.Space, tree: Any) -> Any:
+    """The tree with its arrays in that memory; scalars, a step count say, stay where they are."""
+    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, tree)
 
 
 def apply_adamw(
@@ -75,7 +75,7 @@ def apply_adamw(
 ) -> tuple[Any, Any]:
     """Parameters and AdamW's state (`offloaded`) after a step along `grads`; as they were where the step is not `taken`."""
     if config.offload_optimizer:
-        opt_state = _moments_in(jax.memory.Space.Device, opt_state)
+        opt_state = arrays_in(jax.memory.Space.Device, opt_state)
     direction, new_state = adamw(config).update(grads, opt_state, params)
     new_state = jax.tree.map(lambda new, old: jnp.where(taken, new, old), new_state, opt_state)
     if STORED[config.first_moment_dtype] is None:  # else the direction is that of the first moment before it is rounded
@@ -101,9 +101,13 @@ def _direction_of(config: UpdateConfig, params: Any, opt_state: Any) -> tuple[An
 
 
 def reference_copy(params: Any, config: KLConfig) -> Any:
-    """The reference at the start: a copy of the parameters, since the update donates them, in `kl.reference_dtype`."""
+    """The reference at the start: a copy of the parameters, since the update donates them, in `kl.reference_dtype`.
+
+    It lies in pinned host memory if `kl.offload_reference` says so.
+    """
     stored = STORED[config.reference_dtype]
-    return jax.tree.map(lambda x: jnp.array(x, stored or x.dtype), params)
+    copy = jax.tree.map(lambda x: jnp.array(x, stored or x.dtype), params)
+    return arrays_in(jax.memory.Space.Host, copy) if config.offload_reference else copy
 
 
 def moved_reference(config: KLConfig, reference: Any, params: Any, step: jax.Array, taken: jax.Array) -> Any:

@@ -25,7 +25,7 @@ from jax_grpo.loss import TokenTerms, is_empty, metrics, token_terms
 from jax_grpo.mesh import ONE_DEVICE, Layout, Part
 from jax_grpo.model.layers import cast_matrices
 from jax_grpo.objective import adaptive_beta, applied_coefficient, next_coefficient
-from jax_grpo.optimiser import adamw, apply_adamw, moved_reference, offloaded, reference_copy, schedule
+from jax_grpo.optimiser import adamw, apply_adamw, arrays_in, moved_reference, offloaded, reference_copy, schedule
 from jax_grpo.policy.adapters import joined
 from jax_grpo.system.compilation import training_options
 
@@ -111,6 +111,8 @@ def make_score(
 
     @jax.jit
     def score(params, batch: Batch):
+        if learning.kl.offload_reference:
+            params = arrays_in(jax.memory.Space.Device, params)
         micro_batches = split(batch.tokens, learning.update.minibatches * learning.update.parts)
         logp_NBS, entropy_NBS = of_all(params, micro_batches)
         shape = batch.mask_BS.shape

@@ -132,11 +132,12 @@ class Config(sections.Section):
                 f"kl.reference_mix {self.kl.reference_mix} with model.adapter would mix the two matrices of each adapter one by "
                 "one, whose product is then no mixture; expected 1, which copies them"
             )
-        if self.model.adapter is not None and self.kl.reference_dtype == "bfloat16":
-            yield (
-                "kl.reference_dtype bfloat16 with model.adapter: the reference reads the policy's own base, and has nothing but "
-                "adapters to make smaller; leave it out"
-            )
+        for key, value in self.kl.not_default("reference_dtype", "offload_reference"):
+            if self.model.adapter is not None:
+                yield (
+                    f"kl.{key} {str(value).lower()} with model.adapter: the reference reads the policy's own base, and has "
+                    "nothing but adapters to make smaller; leave it out"
+                )
         asking = self.task.needs_reference
         if asking is not None and self.kl.beta == 0:
             yield f"{asking} needs kl.beta > 0: without a KL term no reference is kept"
@@ -145,6 +146,8 @@ class Config(sections.Section):
                 f"{asking} plays with the run's frozen start, which kl.reference_every {self.kl.reference_every} "
                 "moves: scores of one iteration and of another would be against different players; expected self, or null"
             )
+        if asking is not None and self.kl.offload_reference:
+            yield f"{asking} plays with the reference on the device, where kl.offload_reference true does not leave it"
         if self.lm_head.logits_dtype == "bfloat16" and self.model.compute_dtype != "bfloat16":
             yield f"lm_head.logits_dtype bfloat16 needs model.compute_dtype bfloat16; it is {self.model.compute_dtype}"
 
@@ -207,6 +210,8 @@ class Config(sections.Section):
             )
         if update.offload_optimizer:
             yield f"update.offload_optimizer true needs one device, and there is {axes}; mesh.fsdp makes moments smaller too"
+        if self.kl.offload_reference:
+            yield f"kl.offload_reference true needs one device, and there is {axes}; mesh.fsdp makes the reference smaller too"
         if mesh.tensor > 1 and self.lm_head.implementation == "pallas" and self.lm_head.chunk_vocab is None:
             yield (
                 f"lm_head.implementation pallas without lm_head.chunk_vocab has a kernel of whole rows of the vocabulary, which "

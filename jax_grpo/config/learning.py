@@ -90,6 +90,8 @@ class KLConfig(Section):
     reference_dtype: Literal["parameters", "bfloat16"] = "parameters"
     """Of the reference's weights: the policy's `model.param_dtype`, or half of float32's memory (with
     model.compute_dtype bfloat16 only norms, biases and embeddings are rounded more than they would be anyway)."""
+    offload_reference: bool = False
+    """Holds the reference's weights in the host's memory and copies them to the GPU each iteration, to score its completions."""
     reference_every: Count | None = None
     """Optimiser steps after which the reference moves towards the policy, which the next completions' KL is measured to (TRL:
     sync_ref_model and ref_model_sync_steps, 512); null: it stays the start."""
@@ -110,13 +112,24 @@ class KLConfig(Section):
 
     def _refusals(self) -> Iterator[str]:
         # What is measured against the reference, or acts on such a measurement.
-        for key, value in self._not_default(
-            "estimator", "importance_corrected", "adaptive", "guardrail", "reference_every"
+        for key, value in self.not_default(
+            "estimator",
+            "importance_corrected",
+            "adaptive",
+            "guardrail",
+            "reference_every",
+            "reference_dtype",
+            "offload_reference",
         ):
             if self.beta == 0:
                 yield f"kl.{key} {str(value).lower()} needs kl.beta > 0: with 0 there is no reference to measure KL to"
         if self.reference_mix != 1:
             yield from self._refused_mixtures()
+        if self.offload_reference and self.reference_every is not None:
+            yield (
+                f"kl.offload_reference true with kl.reference_every {self.reference_every}: each update reads one that moves; "
+                "expected false, or null"
+            )
         least, most = self.beta_bounds
         if least > most:
             yield f"kl.beta_bounds [{least}, {most}]: the lower bound must not exceed the upper one"

@@ -78,7 +78,7 @@ class ObjectiveConfig(Section):
     def _refusals(self) -> Iterator[str]:
         (least, most), begin = self.entropy_bounds, self.entropy_coefficient
         if self.entropy_target is None:
-            for key, value in self._not_default("entropy_step", "entropy_bounds"):
+            for key, value in self.not_default("entropy_step", "entropy_bounds"):
                 yield f"objective.{key} {value} needs objective.entropy_target: without one the coefficient is constant"
         elif not least <= begin <= most:
             yield (
@@ -87,7 +87,7 @@ class ObjectiveConfig(Section):
             )
         floor, cap = self.mismatch_floor, self.mismatch_cap
         if cap is None:
-            for key, value in self._not_default("mismatch_floor", "mismatch_mode"):
+            for key, value in self.not_default("mismatch_floor", "mismatch_mode"):
                 yield f"objective.{key} {value} needs objective.mismatch_cap: without one nothing is corrected"
         elif floor is not None and floor >= cap:
             yield f"objective.mismatch_floor {floor} must be below objective.mismatch_cap {cap}"

@@ -56,7 +56,7 @@ class Section(pydantic.BaseModel):
         """Why these settings cannot stand together, one sentence a reason. The first is reported; none behind it is computed."""
         return iter(())
 
-    def _not_default(self, *keys: str) -> Iterator[tuple[str, Any]]:
+    def not_default(self, *keys: str) -> Iterator[tuple[str, Any]]:
         """Those of these settings that the section has and that are not at their default, with their values."""
         fields = type(self).model_fields
         return ((key, value) for key in keys if key in fields and (value := getattr(self, key)) != fields[key].default)
@@ -110,7 +110,7 @@ class AdapterConfig(Section):
                 "matrices in floats, whose memory int8 is to save; expected false"
             )
         if self.weights is not None:
-            for key, value in self._not_default("rank", "alpha", "targets", "rank_stabilised"):
+            for key, value in self.not_default("rank", "alpha", "targets", "rank_stabilised"):
                 yield (
                     f"model.adapter.{key} {value} would do nothing beside model.adapter.weights {self.weights!r}, which have their "
                     "own; leave one out"
@@ -164,7 +164,7 @@ class ModelConfig(Section):
     def _refusals(self) -> Iterator[str]:
         sizes = ("num_layers", "num_heads", "hidden_size", "max_position_embeddings")
         if self.architecture is not None:
-            for key, value in self._not_default("vocab_size", *sizes):
+            for key, value in self.not_default("vocab_size", *sizes):
                 yield f"model.{key} {value} would do nothing beside model.architecture {self.architecture!r}; leave one out"
         elif self.weights is None:
             if missing := [name for name in sizes if getattr(self, name) is None]:
@@ -278,7 +278,7 @@ class RolloutConfig(Section):
 
     def beside_temperature(self) -> Iterator[tuple[str, Any]]:
         """The settings, with their values, that draw from something else than the softmax at the temperature."""
-        return self._not_default("top_k", "top_p", "min_p", "repetition_penalty")
+        return self.not_default("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class EvaluationConfig(Section):

@@ -66,7 +66,9 @@ class Run:
 
     programs: tuple[Program, ...]  # an iteration's in the order they run, then the evaluation's
     resident: dict[str, int]  # bytes on the device by name
-    in_host: dict[str, int]  # bytes in the host's memory, where that is not the device's (`update.offload_optimizer`)
+    in_host: dict[
+        str, int
+    ]  # bytes in the host's memory, where that is not the device's (`update.offload_optimizer`, `kl.offload_reference`)
     architecture: Architecture
     assumed: str | None  # see `architecture`
     mesh: dict[str, int]  # devices along each axis
@@ -167,9 +169,10 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
         programs.append(Program("score", functions.score, (params, batch), all_weights))
     reference = None
     if config.kl.beta > 0:
-        own = layout.parameter_shapes(jax.eval_shape(lambda trained: reference_copy(trained, config.kl), trained))
-        resident["reference"], reference = size(own), joined(own, base)
-        programs.append(Program("reference", functions.score, (reference, batch), (*of_base, "reference")))
+        own, on_host = _reference(config, trained, layout, shares_host_memory)
+        (in_host if on_host else resident)["reference"], reference = size(own), joined(own, base)
+        of_reference = of_base if on_host else (*of_base, "reference")
+        programs.append(Program("reference", functions.score, (reference, batch), of_reference))
 
     if functions.task_policy is not None:
         which = "reference" if getattr(task, "asks", None) == "reference" else "parameters"
@@ -201,6 +204,14 @@ def _state(config: Config, trained: Any, layout: Layout, shares_host_memory: boo
     state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
     moments = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
     return state, {} if shares_host_memory else {"moments": moments}
+
+
+def _reference(config: Config, trained: Any, layout: Layout, shares_host_memory: bool) -> tuple[Any, bool]:
+    """Shapes of the reference where it stays, and whether that is a memory of the host's own."""
+    own = layout.parameter_shapes(jax.eval_shape(lambda trained: reference_copy(trained, config.kl), trained))
+    if not config.kl.offload_reference:
+        return own, False
+    return jax.tree.map(_in_host_memory, own), not shares_host_memory
 
 
 def generated(program: Program) -> tuple[Rollout, EpisodeCache | None]:

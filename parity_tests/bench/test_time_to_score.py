@@ -20,8 +20,8 @@ time_to_score = experiment("time_to_score")
 HANDED_OVER = {"update.schedule", "update.warmup_steps", "update.total_steps", "update.final_learning_rate_fraction"}
 # Settings that change how something is computed and no number of it, or that act only beside one that is refused.
 WITHOUT_EFFECT = {
-    "update.micro_batches", "update.memory_limit_gb", "update.offload_optimizer", "update.max_consecutive_nonfinite",
-    "kl.target", "kl.beta_bounds",
+    "update.micro_batches", "update.memory_limit_gb", "update.offload_optimizer", "kl.offload_reference",
+    "update.max_consecutive_nonfinite", "kl.target", "kl.beta_bounds",
 }  # fmt: skip
 
 

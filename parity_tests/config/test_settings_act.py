@@ -85,7 +85,7 @@ ELSEWHERE = {
     ("objective", "entropy_bounds"),  # there too
     ("kl", "adaptive"), ("kl", "target"), ("kl", "beta_bounds"),  # test_kl_control, test_parity_steps
     ("kl", "guardrail"),  # test_parity_iterations
-    ("kl", "reference_dtype"),  # how the reference is stored: test_train
+    ("kl", "reference_dtype"), ("kl", "offload_reference"),  # how the reference is stored: test_update, test_memory
     ("kl", "reference_every"), ("kl", "reference_mix"),  # between steps: test_moving_reference
 }  # fmt: skip
 
@@ -167,6 +167,9 @@ def test_a_setting_changes_the_gradient_or_is_refused(section, key, value, loss)
         ({"kl": {"beta": 0.0, "adaptive": True}}, "kl.adaptive true needs kl.beta > 0"),
         ({"kl": {"beta": 0.0, "guardrail": "end_epoch"}, "update": {"epochs": 2}}, "kl.guardrail end_epoch needs kl.beta > 0"),
         ({"kl": {"beta": 0.0, "reference_every": 2}}, "kl.reference_every 2 needs kl.beta > 0"),
+        ({"kl": {"beta": 0.0, "reference_dtype": "bfloat16"}}, "kl.reference_dtype bfloat16 needs kl.beta > 0"),
+        ({"kl": {"beta": 0.0, "offload_reference": True}}, "kl.offload_reference true needs kl.beta > 0"),
+        ({"kl": {"reference_every": 2, "offload_reference": True}}, "kl.offload_reference true with kl.reference_every 2: each"),
         ({"kl": {"reference_mix": 0.5}}, "kl.reference_mix 0.5 needs kl.reference_every"),
         (
             {"kl": {"reference_every": 2, "reference_mix": 0.5, "reference_dtype": "bfloat16"}},

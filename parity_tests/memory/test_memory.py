@@ -112,8 +112,8 @@ def test_a_program_that_the_disk_has_is_compiled_anew_for_what_xla_says_of_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("offloaded", [False, True])
 def test_parts_sum_to_what_the_device_holds(offloaded):
-    settings = tiny(update={"offload_optimizer": offloaded})
-    assert bool(run_of(settings).in_host) == offloaded
+    settings = tiny(update={"offload_optimizer": offloaded}, kl={"offload_reference": offloaded})
+    assert run_of(settings).in_host.keys() == ({"moments", "reference"} if offloaded else set())
     run = run_of(settings, shares_host_memory=True)
     for program in run.programs:
         compiled = compile_program("cpu", program)
@@ -122,6 +122,7 @@ def test_parts_sum_to_what_the_device_holds(offloaded):
         assert sum(by_part.values()) == compiled.total + run.beside(program)
         assert by_part["parameters"] == run.resident["parameters"]
         assert by_part["moments"] == run.resident["moments"] >= 2 * by_part["parameters"]
+        assert by_part["reference"] == run.resident["reference"] == by_part["parameters"]
 
 
 def test_largest_finds_the_last_count_that_fits_and_only_asks_near_it():

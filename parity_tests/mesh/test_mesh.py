@@ -249,6 +249,10 @@ def _refusal(**sections: Any) -> str:
         ({"mesh": {"data": 2}, "update": {"micro_batches": "auto"}}, "update.micro_batches is 'auto'.*mesh.data 2"),
         ({"mesh": {"fsdp": 2}, "update": {"offload_optimizer": True}}, "update.offload_optimizer true.*mesh.fsdp 2"),
         (
+            {"mesh": {"fsdp": 2}, "kl": {"offload_reference": True}},
+            "kl.offload_reference true needs one device.*mesh.fsdp 2",
+        ),
+        (
             {"mesh": {"tensor": 2}, "lm_head": {"implementation": "pallas"}},
             "lm_head.implementation pallas without lm_head.chunk_vocab.*mesh.tensor 2",
         ),

@@ -182,6 +182,10 @@ def test_nobody_plays_against_a_reference_that_moves(tmp_path):
         pydantic.ValidationError, match=r"task\.opponent reference plays with the run's frozen start, which kl"
     ):
         tiny_config(task=game, kl={"reference_every": 2})
+    with pytest.raises(
+        pydantic.ValidationError, match=r"task\.opponent reference plays with the reference on the device"
+    ):
+        tiny_config(task=game, kl={"offload_reference": True})
     settled = settings(tmp_path)
     own = settled.model_copy(update={"task": task_of(episode=EpisodeConfig(**episode))})
     message = (

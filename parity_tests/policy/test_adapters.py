@@ -199,6 +199,7 @@ def test_settings_beside_adapters_that_would_do_something_else_are_refused():
     for kl, message in (
         ({"reference_every": 2, "reference_mix": 0.5}, "would mix the two matrices of each adapter"),
         ({"reference_dtype": "bfloat16"}, "has nothing but adapters to make smaller"),
+        ({"offload_reference": True}, "kl.offload_reference true with model.adapter"),
     ):
         values = tiny_config().model_dump()
         sizes = dict.fromkeys(("num_layers", "num_heads", "hidden_size", "max_position_embeddings", "tokenizer"))

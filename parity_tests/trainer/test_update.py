@@ -18,7 +18,7 @@ from jax_grpo.batch import GroupedTokens, minibatches, split
 from jax_grpo.config.learning import AdvantageConfig, UpdateConfig
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.objective import AGGREGATIONS
-from jax_grpo.optimiser import adamw, schedule
+from jax_grpo.optimiser import adamw, reference_copy, schedule
 from jax_grpo.update import TrainState, init_state, make_gradient, make_score, make_step, make_update
 
 BETA = jnp.float32(0.1)
@@ -207,6 +207,19 @@ def kept_on_the_device_and_offloaded(first_moment: str) -> list[TrainState]:
 @pytest.mark.parametrize("first_moment", ["parameters", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
     chex.assert_trees_all_equal(*kept_on_the_device_and_offloaded(first_moment))
+
+
+@pytest.mark.parametrize("dtype", ["parameters", "bfloat16"])
+def test_a_reference_in_host_memory_scores_the_same_numbers(dtype):
+    graphdef, params = tiny_model()
+    batch, scores = training_batch(graphdef, params), []
+    for offloaded, kind in ((False, "device"), (True, "pinned_host")):
+        learning = config(kl={"reference_dtype": dtype, "offload_reference": offloaded}).learning()
+        reference = reference_copy(params, learning.kl)
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(reference)} == {kind}
+        scores.append(make_score(graphdef, learning)(reference, batch))
+    chex.assert_trees_all_equal(*scores)
+    assert {x.sharding.memory_kind for x in scores[1]} == {"device"}
 
 
 def test_gradients_are_clipped_by_global_norm_and_adamw_equals_optax():
