@@ -43,11 +43,13 @@ class GroupedTokens:
     prompt_mask_PT: jax.Array
     completion_ids_PGC: jax.Array
     completion_mask_PGC: jax.Array
+    # Of each micro-batch's products over tokens, no fewer than it has real tokens; None: padding has rows too.
+    rows: int | None = struct.field(pytree_node=False, default=None)
 
     def predictions(self, model: Any) -> tuple[jax.Array, jax.Array]:
         """Hidden states [P*G, C, H] that predict the completion tokens, and those tokens [P*G, C]."""
         hidden_PGCH = model.grouped(
-            self.prompt_ids_PT, self.prompt_mask_PT, self.completion_ids_PGC, self.completion_mask_PGC
+            self.prompt_ids_PT, self.prompt_mask_PT, self.completion_ids_PGC, self.completion_mask_PGC, self.rows
         )
         rows = (-1, self.completion_ids_PGC.shape[-1])
         return hidden_PGCH.reshape(*rows, hidden_PGCH.shape[-1]), self.completion_ids_PGC.reshape(rows)
@@ -68,6 +70,7 @@ class GroupedTokens:
         return GroupedTokens(
             *(jnp.repeat(x, slices, axis=0) for x in (self.prompt_ids_PT, self.prompt_mask_PT)),
             *(x.reshape(sliced) for x in (self.completion_ids_PGC, self.completion_mask_PGC)),
+            rows=self.rows,
         )
 
     def flat(self) -> FlatTokens:
@@ -133,6 +136,23 @@ def split(rows: Any, parts: int) -> Any:
 def piece(pieces: Batch, number: int) -> Batch:
     """One of the pieces of a batch that is split."""
     return jax.tree.map(lambda x: x[number], pieces)
+
+
+def without_padding(batch: Batch, parts: int) -> Batch:
+    """The batch, of which a model computes no more rows in each of so many micro-batches than the fullest has tokens.
+
+    In quarters of what it computes with padding: each is a program to compile.
+    """
+    tokens = batch.tokens
+    assert isinstance(tokens, GroupedTokens), "the trainer's own layout"
+    pieces: GroupedTokens = split(jax.device_get(tokens), parts)
+    read_NPGC = pieces.completion_mask_PGC[..., :-1]  # the last column predicts nothing
+    real = max(prompt.sum() + read.sum() for prompt, read in zip(pieces.prompt_mask_PT, read_NPGC, strict=True))
+    quarter = -(-(pieces.prompt_mask_PT[0].size + read_NPGC[0].size) // 4)
+    quarters = -(-int(real) // quarter)
+    return dataclasses.replace(
+        batch, tokens=dataclasses.replace(tokens, rows=quarters * quarter if quarters < 4 else None)
+    )
 
 
 def minibatches(batch: Batch, epochs: int, count: int, seed: int, iteration: int) -> Iterator[Batch]:

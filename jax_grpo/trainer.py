@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.advantages import over_batch
-from jax_grpo.batch import Batch, minibatches
+from jax_grpo.batch import Batch, minibatches, without_padding
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.imported import code_hashes
 from jax_grpo.config.tasks import task_of
@@ -20,7 +20,7 @@ from jax_grpo.iteration.metrics import of_iteration, unselected
 from jax_grpo.iteration.refill import batch_of, gated, is_full, is_last
 from jax_grpo.iteration.reward import Samples, rewarded
 from jax_grpo.memory.fit import explain_out_of_memory
-from jax_grpo.mesh import layout_of, processes, require_fitting
+from jax_grpo.mesh import ONE_DEVICE, layout_of, processes, require_fitting
 from jax_grpo.model.tokenizer import tokenizer_of
 from jax_grpo.objective import beyond_guardrail
 from jax_grpo.optimiser import reference_copy
@@ -267,7 +267,7 @@ class Trainer:
 
     def _with_logps(self, made: Draw | Samples, phases: Phases) -> Batch:
         """Its tokens as a batch with log-probabilities of policy and reference, which the device may still be computing."""
-        batch = unscored(*made.tokens, made.rollout)
+        batch = self._trimmed(unscored(*made.tokens, made.rollout), self.config.update.minibatches)
         given = self.config.learning(), self.score, self.weights, self.reference, batch
         return phases.run("score", lambda: with_logps(*given), wait=False)
 
@@ -276,6 +276,11 @@ class Trainer:
         rewards_PG = jnp.asarray(samples.rewards_B, advantages_PG.dtype).reshape(advantages_PG.shape)
         advantages_PG = over_batch(advantages_PG, flat_P, rewards_PG, self.config.advantage)
         return dataclasses.replace(batch, advantages_B=advantages_PG.reshape(-1))
+
+    def _trimmed(self, batch: Batch, minibatches: int) -> Batch:
+        """The batch as its programs read it: one device computes no padding where a quarter is."""
+        one = self.layout is ONE_DEVICE
+        return without_padding(batch, minibatches * self.config.update.parts) if one else batch
 
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""
@@ -286,7 +291,7 @@ class Trainer:
         config, steps = self.config, []
         cut = config.update.epochs, config.update.minibatches, config.seed, iteration
         for minibatch in minibatches(batch, *cut):
-            self.state, metrics = self.update(self.state, minibatch, self.base)
+            self.state, metrics = self.update(self.state, self._trimmed(minibatch, 1), self.base)
             steps.append(metrics)
             if config.kl.guardrail == "end_epoch" and bool(beyond_guardrail(metrics["kl/mean"], config.kl)):
                 break

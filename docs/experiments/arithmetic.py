@@ -5,11 +5,13 @@
     python docs/experiments/arithmetic.py peft --weights runs/arithmetic_lora
     python docs/experiments/arithmetic.py supervised --minutes 4 --out runs/arithmetic_sft
     python docs/experiments/arithmetic.py trl --steps 30 --out runs/arithmetic_trl
+    python docs/experiments/arithmetic.py ours --steps 30 --out runs/arithmetic_ours
     python docs/experiments/arithmetic.py curve --runs runs/a0 runs/a1 --trl runs/arithmetic_trl --out docs/results/arithmetic
 
 Not part of the package. `supervised` trains on the same questions with their right answers, `trl` on the same rewards with TRL,
-both from the same weights; each writes a Hugging Face folder that `score` reads. `score` asks all questions of heldout.jsonl;
-`peft` asks them of a run's adapters with PEFT and `transformers`.
+both from the same weights; each writes a Hugging Face folder that `score` reads. `ours` takes the config's iterations without its
+evaluations, and records what `trl` does of TRL's: rewards, processor seconds an iteration, memory. `score` asks all questions of
+heldout.jsonl; `peft` asks them of a run's adapters with PEFT and `transformers`.
 `curve` reads finished runs, one a seed, and computes nothing.
 """
 
@@ -24,11 +26,13 @@ from typing import Any
 import numpy as np
 
 import jax_grpo
+from jax_grpo.config import load_config
 from jax_grpo.config.files import weights_directory
 from jax_grpo.prompts.chat import ChatTemplate
 from jax_grpo.report.pictures import draw_band, saved_figure
 from jax_grpo.report.records import read_records
 from jax_grpo.rewards import last_number
+from jax_grpo.trainer import Trainer
 
 DATA = Path("configs/arithmetic")
 BASE, NEW_TOKENS, TEMPERATURE, RATE, SEED = "smollm2-135m-instruct", 16, 0.7, 1e-5, 0
@@ -135,8 +139,14 @@ def supervised(arguments: argparse.Namespace) -> None:
 def trl(arguments: argparse.Namespace) -> None:
     """GRPO with TRL, settings of configs/arithmetic.yaml; prints the mean reward and the seconds of each step."""
     from datasets import Dataset
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
+
+    processor: list[float] = [time.process_time()]
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *arguments: Any, **_: Any) -> None:
+            processor.append(time.process_time())
 
     folder = weights_directory(BASE)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -153,21 +163,54 @@ def trl(arguments: argparse.Namespace) -> None:
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = GRPOTrainer(
-        model=str(folder), reward_funcs=last_number, args=config, train_dataset=data, processing_class=tokenizer
-    )
+        model=str(folder), reward_funcs=last_number, args=config, train_dataset=data, processing_class=tokenizer,
+        callbacks=[Clock()],
+    )  # fmt: skip
     began = time.monotonic()
     trainer.train()
     seconds = time.monotonic() - began
-    rewards = [round(line["reward"], 3) for line in trainer.state.log_history if "reward" in line]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     trainer.save_model(arguments.out)
-    record = json.dumps({"rewards": rewards, "seconds": round(seconds, 1), "peak_gb": round(peak, 2)})
-    (Path(arguments.out) / CURVE).write_text(record + "\n")
+    record_curve(
+        Path(arguments.out),
+        rewards=[line["reward"] for line in trainer.state.log_history if "reward" in line],
+        processor_seconds=np.diff(processor).tolist(),
+        seconds=seconds,
+    )
+
+
+def ours(arguments: argparse.Namespace) -> None:
+    """The iterations of configs/arithmetic.yaml; prints the mean reward and the processor seconds of each step."""
+    trainer = Trainer(load_config("configs/arithmetic.yaml", ["--seed", str(arguments.seed)]))
+    rewards, processor, began = [], [time.process_time()], time.monotonic()
+    for iteration in range(arguments.steps):
+        rewards.append(trainer.iterate(iteration)[0]["reward/right/mean"])
+        processor.append(time.process_time())
+    record_curve(
+        Path(arguments.out),
+        rewards=rewards,
+        processor_seconds=np.diff(processor).tolist(),
+        seconds=time.monotonic() - began,
+    )
+
+
+def record_curve(folder: Path, *, rewards: list[float], processor_seconds: list[float], seconds: float) -> None:
+    """Writes and prints what `curve` reads of a run: rewards and processor seconds by iteration, seconds and memory of all."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    record = {
+        "rewards": [round(reward, 3) for reward in rewards],
+        "processor_seconds": [round(of_one, 1) for of_one in processor_seconds],
+        "seconds": round(seconds, 1),
+        "peak_gb": round(peak, 2),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CURVE).write_text(json.dumps(record) + "\n")
     print(record)
 
 
 def of_run(folder: Path) -> dict[str, Any]:
-    """A run as `trl` records its own, and its held-out scores before and after."""
+    """A run as `ours` records it, or with all its iterations and held-out scores before and after."""
+    if (folder / CURVE).exists():
+        return json.loads((folder / CURVE).read_text())
     records = read_records(folder / "metrics.jsonl")
     steps = [record for record in records if "loss" in record]
     first, *_, last = [record for record in records if "eval/greedy/reward" in record]
@@ -186,7 +229,8 @@ def curve(arguments: argparse.Namespace) -> None:
     runs = [of_run(Path(run)) for run in arguments.runs]
     peer = json.loads((Path(arguments.trl) / CURVE).read_text()) if arguments.trl else None
     (out / "curves.json").write_text(json.dumps({"jax_grpo": runs, "trl": peer}, indent=1) + "\n")
-    rewards = np.array([run["rewards"] for run in runs])
+    least = min(len(run["rewards"]) for run in runs)
+    rewards = np.array([run["rewards"][:least] for run in runs])
     with saved_figure(out / "curves.png", 1, 1, (7, 4), dpi=110) as (_, ((axis,),)):
         label = f"jax_grpo, {len(runs)} seeds" if len(runs) > 1 else "jax_grpo, one seed"
         draw_band(axis, range(1, rewards.shape[1] + 1), rewards, color="C0", label=label)
@@ -206,6 +250,7 @@ def main() -> None:
         (peft, {"--weights": str}),
         (supervised, {"--minutes": float, "--out": str}),
         (trl, {"--steps": int, "--out": str, "--seed": int}),
+        (ours, {"--steps": int, "--out": str, "--seed": int}),
     ):
         sub = commands.add_parser(command.__name__, help=(command.__doc__ or "").splitlines()[0])
         sub.set_defaults(run=command)

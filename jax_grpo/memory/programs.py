@@ -171,8 +171,7 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
     if config.kl.beta > 0:
         own, on_host = _reference(config, trained, layout, shares_host_memory)
         (in_host if on_host else resident)["reference"], reference = size(own), joined(own, base)
-        of_reference = of_base if on_host else (*of_base, "reference")
-        programs.append(Program("reference", functions.score, (reference, batch), of_reference))
+        programs.append(Program("reference", functions.score, (reference, batch), (*of_base, "reference")))
 
     if functions.task_policy is not None:
         which = "reference" if getattr(task, "asks", None) == "reference" else "parameters"

@@ -103,7 +103,9 @@ def bytes_by_part(run: Run, program: Program, compiled: Compiled) -> dict[str, i
     `gaps` are places of the temporaries' block that hold nothing at its fullest moment: arrays of different moments share it.
     """
     out = Counter(run.resident)
-    out["batch"] = compiled.arguments - sum(run.resident[name] for name in program.holds)
+    if "reference" in program.holds and "reference" not in out:
+        out["reference"] = run.in_host["reference"]  # copied here: compiled ahead of time, its argument counts as that copy
+    out["batch"] = compiled.arguments - sum(out[name] for name in program.holds)
     out["results"] = compiled.outputs - compiled.aliased
     out["gaps"] = compiled.temporaries
     for live in compiled.live:

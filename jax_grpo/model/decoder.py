@@ -18,6 +18,7 @@ from jax_grpo.model import decode_kernel
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import BLOCKS, KV, EarlierTurns, Seen, Turn, attend, heads_first, turn_of
 from jax_grpo.model.layers import Block, Mix, norm
+from jax_grpo.token_rows import TokenRows
 
 
 def position_ids(attention_mask_BT: jax.Array) -> jax.Array:
@@ -27,20 +28,6 @@ def position_ids(attention_mask_BT: jax.Array) -> jax.Array:
     positions as soon as the mask has holes. Shape [B, T], int32.
     """
     return jnp.maximum(jnp.cumsum(attention_mask_BT.astype(jnp.int32), axis=-1) - 1, 0)
-
-
-def join_rows(x_PTX: jax.Array, x_PGCX: jax.Array) -> jax.Array:
-    """One row a token, [P T + P G C, ...]: those of the prompts, then those of the completions."""
-    return jnp.concatenate([x_PTX.reshape(-1, *x_PTX.shape[2:]), x_PGCX.reshape(-1, *x_PGCX.shape[3:])])
-
-
-def split_rows(x_RX: jax.Array, prompt_PT: jax.Array, completion_PGC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `join_rows`, [P, T, ...] and [P, G, C, ...]; the arrays give the sizes."""
-    rest = x_RX.shape[1:]
-    return (
-        x_RX[: prompt_PT.size].reshape(*prompt_PT.shape, *rest),
-        x_RX[prompt_PT.size :].reshape(*completion_PGC.shape, *rest),
-    )
 
 
 Remat = Literal[False, "all", "dots"]
@@ -185,12 +172,14 @@ class Decoder(nnx.Module):
         prompt_mask_PT: jax.Array,
         completion_ids_PGC: jax.Array,
         completion_mask_PGC: jax.Array,
+        rows: int | None = None,
     ) -> jax.Array:
         """Hidden states [P, G, C, H] that predict each completion token; differentiable.
 
         Equal to `__call__` on the G concatenations of each prompt with its completions, but a prompt is computed once
         instead of G times, and what is done to each row by itself is one product for both kinds. Prompts are left-padded (their
-        last column is a real token), completions right-padded.
+        last column is a real token), completions right-padded. With `rows`, no fewer than the real tokens that are read, padding
+        is in no product but attention's; hidden states behind a completion's end are then others, which mean as little.
         """
         # The last completion token predicts nothing, so C - 1 tokens are read.
         read_PGC, real_PGC = completion_ids_PGC[..., :-1], completion_mask_PGC[..., :-1]
@@ -199,19 +188,21 @@ class Decoder(nnx.Module):
         position_PGC = length_P[:, None, None] + position_ids(real_PGC)
         prompt_real_PT, own_real_PGC = prompt_mask_PT.astype(bool), real_PGC.astype(bool)
 
-        def mix(*rows, window):
-            (q_PTND, q_PGCND), *keys_and_values = (split_rows(x_RND, prompt_mask_PT, real_PGC) for x_RND in rows)
+        token_rows = TokenRows(prompt_mask_PT, real_PGC, rows)
+
+        def mix(*of_rows, window):
+            (q_PTND, q_PGCND), *keys_and_values = map(token_rows.split, of_rows)
             prompt, own = (KV(*pair) for pair in zip(*keys_and_values, strict=True))
             of_prompt = Seen(prompt, position_PT, prompt_real_PT, heads_first=False)
             sets = [of_prompt._replace(past=True), Seen(own, position_PGC, own_real_PGC, heads_first=False)]
             out_PTND = self._attend(q_PTND, "pe", position_PT, [of_prompt], window)
-            return join_rows(out_PTND, self._attend(q_PGCND, "pge", position_PGC, sets, window)), None
+            return token_rows.join(out_PTND, self._attend(q_PGCND, "pge", position_PGC, sets, window)), None
 
-        x_RH = join_rows(self._embed(prompt_ids_PT, position_PT), self._embed(read_PGC, position_PGC))
-        turns = self._turns(join_rows(position_PT, position_PGC))
+        x_RH = token_rows.join(self._embed(prompt_ids_PT, position_PT), self._embed(read_PGC, position_PGC))
+        turns = self._turns(token_rows.join(position_PT, position_PGC))
         for block, turn, window in zip(self.h, turns, self.config.windows, strict=True):
             x_RH, _ = differentiated(block, x_RH, turn, functools.partial(mix, window=window), self.remat)
-        x_PTH, x_PGCH = split_rows(x_RH, prompt_mask_PT, real_PGC)
+        x_PTH, x_PGCH = token_rows.split(x_RH)
         last_PGH = jnp.broadcast_to(x_PTH[:, None, -1], (*completion_ids_PGC.shape[:2], x_PTH.shape[-1]))
         return self.ln_f(jnp.concatenate([last_PGH[:, :, None], x_PGCH], axis=2))
 

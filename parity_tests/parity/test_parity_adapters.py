@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 from both import show, uncompiled
-from test_parity_families import ALLOWED, grouped
+from test_parity_families import ALLOWED, laid_out
 
 from jax_grpo.chess.positions.sources import selfplay_positions
 from jax_grpo.config import Config
@@ -51,7 +51,7 @@ WAYS = {
     "mistral": ("pallas", "grouped", True),
     "qwen2": ("chunked", "grouped", False),
     "qwen3": ("materialised", "flat", True),
-    "gemma3_text": ("chunked", "grouped", True),
+    "gemma3_text": ("chunked", "packed", True),
 }
 
 
@@ -100,8 +100,7 @@ def config_of(case: str, folder: Folders, **model: Any) -> Config:
 
 def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Arrays:
     """`jax_grpo`'s optimiser step as arrays; `logp` of completion tokens [B, NEW]; `base/` what is under the adapters."""
-    batch = batch_from(arrays, config.learning())
-    batch = grouped(batch) if layout == "grouped" else batch
+    batch = laid_out(batch_from(arrays, config.learning()), layout)
     adapters, base = divided(model.params)
     step = jax.jit(make_step(model.graphdef, config.learning()))
     state, metrics, logp_BS, grads = step(init_state(adapters, config.learning()), batch, base)
@@ -158,7 +157,7 @@ def test_adapters_that_begin_change_no_log_probability(folders, case):
     with precise("float64"):
         for config in (fresh, plain):
             model = load_jax(config.model, config.seed)
-            batch = grouped(batch_from(arrays, config.learning()))
+            batch = laid_out(batch_from(arrays, config.learning()), "grouped")
             bare = dataclasses.replace(batch, old_logp_BS=None, ref_logp_BS=None)
             with uncompiled("adapters", case):
                 logps.append(np.asarray(make_score(model.graphdef, config.learning())(model.params, bare)[0]))
@@ -212,7 +211,7 @@ def test_the_base_is_the_same_behind_a_step_bit_for_bit(folders):
         before = content_hash(base), content_hash(adapters)
         state = init_state(jax.tree.map(jnp.array, adapters), config.learning())
         step = jax.jit(make_step(model.graphdef, config.learning()))
-        state, *_ = step(state, grouped(batch_from(arrays, config.learning())), base)
+        state, *_ = step(state, laid_out(batch_from(arrays, config.learning()), "grouped"), base)
         assert content_hash(base) == before[0] and content_hash(state.params) != before[1]
         assert content_hash(divided(joined(state.params, base))[1]) == before[0]
         moments = sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim)
