@@ -133,44 +133,62 @@ def split(rows: Any, parts: int) -> Any:
     return jax.tree.map(pieces, rows, is_leaf=lambda x: isinstance(x, GroupedTokens))
 
 
-def piece(pieces: Batch, number: int) -> Batch:
-    """One of the pieces of a batch that is split."""
+def piece(pieces: Any, number: int) -> Any:
+    """One of the pieces of a batch, or of another tree, that is split."""
     return jax.tree.map(lambda x: x[number], pieces)
 
 
 def without_padding(batch: Batch, parts: int) -> Batch:
-    """The batch, of which a model computes no more rows in each of so many micro-batches than the fullest has tokens.
-
-    In quarters of what it computes with padding: each is a program to compile.
-    """
+    """The batch, of whose tokens a model computes `rows_without_padding`. Waits for the tokens, if the device is at them."""
     tokens = batch.tokens
     assert isinstance(tokens, GroupedTokens), "the trainer's own layout"
-    pieces: GroupedTokens = split(jax.device_get(tokens), parts)
+    rows = rows_without_padding(jax.device_get(tokens), parts)
+    return dataclasses.replace(batch, tokens=dataclasses.replace(tokens, rows=rows))
+
+
+def rows_without_padding(tokens: GroupedTokens, parts: int) -> int | None:
+    """Rows for each of so many micro-batches of tokens on the host, which hold the fullest one; None: all, padding too.
+
+    In quarters of what there are with padding: each is a program to compile.
+    """
+    pieces: GroupedTokens = split(tokens, parts)
     read_NPGC = pieces.completion_mask_PGC[..., :-1]  # the last column predicts nothing
     real = max(prompt.sum() + read.sum() for prompt, read in zip(pieces.prompt_mask_PT, read_NPGC, strict=True))
     quarter = -(-(pieces.prompt_mask_PT[0].size + read_NPGC[0].size) // 4)
     quarters = -(-int(real) // quarter)
-    return dataclasses.replace(
-        batch, tokens=dataclasses.replace(tokens, rows=quarters * quarter if quarters < 4 else None)
-    )
+    return quarters * quarter if quarters < 4 else None
 
 
-def minibatches(batch: Batch, epochs: int, count: int, seed: int, iteration: int) -> Iterator[Batch]:
+def minibatches(
+    batch: Batch, epochs: int, count: int, seed: int, iteration: int, parts: int | None = None
+) -> Iterator[Batch]:
     """The optimiser batches of an iteration in order, each cut when its turn comes: `count` an epoch.
 
-    Where there are several to mix, groups have a new order in each epoch, a function of (seed, iteration, epoch).
+    Where there are several to mix, groups have a new order in each epoch, a function of (seed, iteration, epoch). With `parts`,
+    micro-batches of each, padding is left out as `without_padding` does.
     """
+    # Once: in its turn the host would wait for the steps before.
+    on_host = None if parts is None else jax.device_get(batch.tokens)
     for epoch in range(epochs):
-        pieces = split(batch if count == 1 else _shuffled(batch, (seed, iteration, epoch)), count)
+        order_P = None
+        if count > 1:
+            assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
+            order_P = np.random.default_rng((seed, iteration, epoch)).permutation(len(batch.tokens.prompt_ids_PT))
+        pieces = split(batch if order_P is None else _reordered(batch, order_P), count)
+        tokens = on_host if order_P is None else jax.tree.map(lambda x, order_P=order_P: x[order_P], on_host)
+        tokens = split(tokens, count)
         for number in range(count):
-            yield piece(pieces, number)
+            one = piece(pieces, number)
+            if parts is not None:
+                rows = rows_without_padding(piece(tokens, number), parts)
+                one = dataclasses.replace(one, tokens=dataclasses.replace(one.tokens, rows=rows))
+            yield one
 
 
-def _shuffled(batch: Batch, source: tuple[int, ...]) -> Batch:
-    """The groups in a random order, which `source` seeds."""
+def _reordered(batch: Batch, order_P: np.ndarray) -> Batch:
+    """The groups in that order."""
     assert isinstance(batch.tokens, GroupedTokens), "the trainer's own layout"
-    prompts, group, _ = batch.tokens.completion_ids_PGC.shape
-    order_P = np.random.default_rng(source).permutation(prompts)
+    group = batch.tokens.completion_ids_PGC.shape[1]
     order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)
     rows = jax.tree.map(lambda x: x[order_B], dataclasses.replace(batch, tokens=None))
     return dataclasses.replace(rows, tokens=jax.tree.map(lambda x: x[order_P], batch.tokens))

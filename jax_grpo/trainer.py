@@ -69,6 +69,8 @@ class Trainer:
                 "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
             )
         self.config, self.layout = config, layout_of(config.mesh)
+        # Micro-batches of an optimiser step, whose padding is not computed; None: on several devices it is.
+        self._parts = config.update.parts if self.layout is ONE_DEVICE else None
         self._prompt_limit = config.prompt_limit()
         if task is None:
             self.task: Task = make_task(config.task, rewards, tokenizer_of(config.model))
@@ -267,7 +269,9 @@ class Trainer:
 
     def _with_logps(self, made: Draw | Samples, phases: Phases) -> Batch:
         """Its tokens as a batch with log-probabilities of policy and reference, which the device may still be computing."""
-        batch = self._trimmed(unscored(*made.tokens, made.rollout), self.config.update.minibatches)
+        batch = unscored(*made.tokens, made.rollout)
+        if self._parts is not None:
+            batch = without_padding(batch, self.config.update.minibatches * self._parts)
         given = self.config.learning(), self.score, self.weights, self.reference, batch
         return phases.run("score", lambda: with_logps(*given), wait=False)
 
@@ -277,11 +281,6 @@ class Trainer:
         advantages_PG = over_batch(advantages_PG, flat_P, rewards_PG, self.config.advantage)
         return dataclasses.replace(batch, advantages_B=advantages_PG.reshape(-1))
 
-    def _trimmed(self, batch: Batch, minibatches: int) -> Batch:
-        """The batch as its programs read it: one device computes no padding where a quarter is."""
-        one = self.layout is ONE_DEVICE
-        return without_padding(batch, minibatches * self.config.update.parts) if one else batch
-
     def group_ids(self) -> np.ndarray:
         """The group of each completion, int32 [B]."""
         return np.repeat(np.arange(self.config.prompts.per_iteration, dtype=np.int32), self.config.rollout.group_size)
@@ -290,8 +289,8 @@ class Trainer:
         """mu epochs of minibatch steps, up to the first beyond a guardrail that ends them; metrics of each, on the device."""
         config, steps = self.config, []
         cut = config.update.epochs, config.update.minibatches, config.seed, iteration
-        for minibatch in minibatches(batch, *cut):
-            self.state, metrics = self.update(self.state, self._trimmed(minibatch, 1), self.base)
+        for minibatch in minibatches(batch, *cut, self._parts):
+            self.state, metrics = self.update(self.state, minibatch, self.base)
             steps.append(metrics)
             if config.kl.guardrail == "end_epoch" and bool(beyond_guardrail(metrics["kl/mean"], config.kl)):
                 break

@@ -172,7 +172,7 @@ FAULTS = {
     # The trainer and what it calls, data, evaluation, checkpoints.
     "minibatches: advantages stay in their place": Fault("batch.py", "order_B = (order_P[:, None] * group + np.arange(group)).reshape(-1)", "order_B = np.arange(prompts * group)", "trainer/test_minibatches.py"),
     "minibatches: tokens stay in their place": Fault("batch.py", "jax.tree.map(lambda x: x[order_P], batch.tokens)", "batch.tokens", "trainer/test_minibatches.py"),
-    "minibatches: every epoch in the first one's order": Fault("batch.py", "_shuffled(batch, (seed, iteration, epoch))", "_shuffled(batch, (seed, iteration, 0))", "trainer/test_minibatches.py"),
+    "minibatches: every epoch in the first one's order": Fault("batch.py", "default_rng((seed, iteration, epoch))", "default_rng((seed, iteration, 0))", "trainer/test_minibatches.py"),
     "metrics of the first step": Fault("iteration/metrics.py", "if name in MEANS else values[-1]", "if name in MEANS else values[0]", "trainer/test_minibatches.py"),
     "a group's samples share their random numbers": Fault("rollout/generate.py", "lambda g: jax.random.fold_in(key, g))", "lambda g: key)", "parity/test_random_numbers.py"),
     "iterations share their random numbers": Fault("rollout/generate.py", "jax.random.fold_in(jax.random.key(seed), step)", "jax.random.key(seed)", "parity/test_random_numbers.py"),

@@ -3,11 +3,12 @@
 Whatever is handed to the wrong row on the way (an advantage, a log-probability, a mask) makes other parameters.
 """
 
+import jax
 import numpy as np
 from both import WIDTHS, show, torch_model
 
 import torch_ref.batch
-from jax_grpo.batch import record
+from jax_grpo.batch import GroupedTokens, record, split
 from jax_grpo.config import load_config
 from jax_grpo.model.weights import to_hf
 from jax_grpo.trainer import Trainer
@@ -34,15 +35,28 @@ SETTINGS = {
 }
 
 
-def test_the_trainers_minibatches_are_those_cut_by_hand(x64, tmp_path, request):
+def fullest(tokens: GroupedTokens, parts: int) -> int:
+    """Real tokens of the fullest micro-batch: no row of padding in that one."""
+    pieces = split(tokens, parts)
+    masks = zip(pieces.prompt_mask_PT, pieces.completion_mask_PGC[..., :-1], strict=True)
+    return max(int(prompt.sum() + completion.sum()) for prompt, completion in masks)
+
+
+def test_the_trainers_minibatches_are_those_cut_by_hand(x64, tmp_path, request, monkeypatch):
+    monkeypatch.setattr("jax_grpo.batch.rows_without_padding", fullest)
     toy = str(request.config.rootpath / "configs" / "length_toy.yaml")
     overrides = [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
     config = load_config(toy, [*overrides, "--run_dir", str(tmp_path)])
     trainer = Trainer(config)
     architecture = trainer.policy.architecture
+    updated, update = [], trainer.update
+    trainer.update = lambda state, batch, base: (updated.append(batch.tokens), update(state, batch, base))[1]
     before = {name: x.copy() for name, x in to_hf(trainer.state.params, architecture).items()}
     metrics, scored, batch = trainer.iterate(ITERATION)
     after = to_hf(trainer.state.params, architecture)
+    assert [tokens.rows for tokens in updated] == [fullest(jax.device_get(tokens), 2) for tokens in updated]
+    with_padding = (updated[0].prompt_mask_PT.size + updated[0].completion_mask_PGC[..., :-1].size) // 2
+    assert len({tokens.rows for tokens in updated}) > 1 and all(tokens.rows < with_padding for tokens in updated)
 
     arrays = record(batch, scored.rewards_B, trainer.group_ids())
     advantages = arrays["advantages"].reshape(PROMPTS, GROUP)
