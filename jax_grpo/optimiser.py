@@ -65,8 +65,8 @@ def offloaded(config: UpdateConfig, opt_state: Any) -> Any:
     return arrays_in(jax.memory.Space.Host, opt_state) if config.offload_optimizer else opt_state
 
 
-def arrays_in(space: jax.memory.Space, tree: Any) -> Any:
-    """The tree with its arrays in that memory; scalars, a step count say, stay where they are."""
+def arrays_in(space: Any, tree: Any) -> Any:
+    """The tree with its arrays in that `jax.memory.Space`; scalars, a step count say, stay where they are."""
     return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, tree)
 
 
