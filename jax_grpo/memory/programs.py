@@ -66,9 +66,7 @@ class Run:
 
     programs: tuple[Program, ...]  # an iteration's in the order they run, then the evaluation's
     resident: dict[str, int]  # bytes on the device by name
-    in_host: dict[
-        str, int
-    ]  # bytes in the host's memory, where that is not the device's (`update.offload_optimizer`, `kl.offload_reference`)
+    in_host: dict[str, int]  # bytes by name of what stays in the host's memory, where that is not the device's
     architecture: Architecture
     assumed: str | None  # see `architecture`
     mesh: dict[str, int]  # devices along each axis

@@ -104,9 +104,8 @@ def bytes_by_part(run: Run, program: Program, compiled: Compiled) -> dict[str, i
     """
     out = Counter(run.resident)
     if "reference" in program.holds and "reference" not in out:
-        out["reference"] = run.in_host[
-            "reference"
-        ]  # copied here: compiled ahead of time, its argument counts as that copy
+        # Compiled ahead of time, the argument counts as the copy that is made of it on the device.
+        out["reference"] = run.in_host["reference"]
     out["batch"] = compiled.arguments - sum(out[name] for name in program.holds)
     out["results"] = compiled.outputs - compiled.aliased
     out["gaps"] = compiled.temporaries
