@@ -62,8 +62,8 @@ def weights(scale: float = 4.0, architecture: Architecture = TINY) -> Arrays:
     """float64 weights under Hugging Face's names, larger than GPT-2's initial ones so that no logits are alike."""
     rng = np.random.default_rng(7)
     shapes = {name: tuple(p.shape) for name, p in _torch_model(architecture).named_parameters()}
-    drawn = {name: 0.02 * scale * rng.normal(size=shape) for name, shape in shapes.items()}
-    return {name: x + (".ln_" in name and name.endswith("weight")) for name, x in drawn.items()}
+    sampled = {name: 0.02 * scale * rng.normal(size=shape) for name, shape in shapes.items()}
+    return {name: x + (".ln_" in name and name.endswith("weight")) for name, x in sampled.items()}
 
 
 def _torch_model(architecture: Architecture) -> torch_ref.model.GPT2:

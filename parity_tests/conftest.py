@@ -137,8 +137,8 @@ def relative_error(tree, reference) -> float:
     Raises:
         NotFinite: a leaf of either tree holds NaN or an infinity.
     """
-    found, expected = (jax.tree_util.tree_leaves_with_path(part) for part in (tree, reference))
-    pairs = zip(found, expected, strict=True)
+    ours_found, expected = (jax.tree_util.tree_leaves_with_path(part) for part in (tree, reference))
+    pairs = zip(ours_found, expected, strict=True)
     errors = ((jax.tree_util.keystr(path), x, y) for (path, x), (_, y) in pairs)
     return max(relative_l2(name, x, y) for name, x, y in errors)
 

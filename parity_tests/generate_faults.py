@@ -247,7 +247,7 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 def faults_of(room: str, root: Path) -> list[Fault]:
     """Every fault of a room whose bytecode differs from the code's, each once."""
-    found: dict[str, Fault] = {}
+    actual: dict[str, Fault] = {}
     for file in ROOMS[room][0].split():
         if not (path := root / "jax_grpo" / file).exists():
             continue
@@ -269,8 +269,8 @@ def faults_of(room: str, root: Path) -> list[Fault]:
                         line = lines[node.lineno - 1]
                         place = line.strip(), node.col_offset - (len(line) - len(line.lstrip()))
                         fault = Fault(room, file, function, operator, *place, *shown, node.lineno, faulty)
-                        found.setdefault(fault.key, fault)
-    return list(found.values())
+                        actual.setdefault(fault.key, fault)
+    return list(actual.values())
 
 
 def _spliced(text: bytes, starts: list[int], node: Any, new: ast.AST) -> tuple[str, tuple[str, str]]:
@@ -356,8 +356,8 @@ def page(records: dict[str, dict]) -> str:
             totals = [a + b for a, b in zip(totals, counts, strict=True)]
             rows.append(f"| {room} | {' | '.join(map(str, counts))} |")
     rows.append(f"| **all** | {' | '.join(map(str, totals))} |")
-    told = "Before: in the code as it was when the fault was drawn (`at`). Now: those that were seen are not tried again.\n"
-    parts = [__doc__ or "", "## By room\n", told, head + "\n".join(rows) + "\n"]
+    reported = "Before: in the code as it was when the fault was drawn (`at`). Now: those that were seen are not tried again.\n"
+    parts = [__doc__ or "", "## By room\n", reported, head + "\n".join(rows) + "\n"]
     for title, shown in (
         ("Survive", [r for r in records.values() if r["now"] is None and not r.get("equivalent")]),
         ("Seen since", [r for r in records.values() if r["before"] is None and r["now"] is not None]),
@@ -391,8 +391,8 @@ def main() -> None:
         store.write_text(json.dumps(records, indent=1) + "\n")
         (arguments.out / "README.md").write_text(page(records))
 
-    asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    requested = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(requested, capture_output=True, text=True, check=True).stdout.strip()
     sound: set[str] = set()  # tests that were seen green without a fault
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "copy"

@@ -130,11 +130,11 @@ def batch(dtype: str) -> Batch:
 
 def collectives(hlo: str) -> list[tuple[str, list[int]]]:
     """Opcode and sizes of each array that a program moves between devices."""
-    found = []
+    actual = []
     for instruction in Module(hlo).instructions.values():
         if instruction.opcode.removesuffix("-start") in COLLECTIVES:
-            found += [(instruction.opcode, list(array.sizes)) for array in instruction.arrays]
-    return found
+            actual += [(instruction.opcode, list(array.sizes)) for array in instruction.arrays]
+    return actual
 
 
 def bytes_by_leaf(tree: Any) -> dict[str, list[int]]:
@@ -178,14 +178,14 @@ def one_step(dtype: str, what: str) -> dict[str, Any]:
 
 def step(case: dict[str, Any]) -> dict[str, Any]:
     dtype = case.get("dtype", "float64")
-    reference, found = one_step(dtype, json.dumps(case | {"mesh": {}})), stepped(case, dtype)
-    errors = {name: relative_error(found[name], reference[name]) for name in ("gradients", "parameters", "moments")}
-    metrics = found["metrics"].items()
+    reference, actual = one_step(dtype, json.dumps(case | {"mesh": {}})), stepped(case, dtype)
+    errors = {name: relative_error(actual[name], reference[name]) for name in ("gradients", "parameters", "moments")}
+    metrics = actual["metrics"].items()
     return errors | {
-        "loss": abs(found["loss"] - reference["loss"]),
+        "loss": abs(actual["loss"] - reference["loss"]),
         "metrics": max(abs(value - reference["metrics"][name]) for name, value in metrics),
-        "logp": float(np.abs(found["logp"] - reference["logp"]).max()),
-        **{name: found[name] for name in ("before", "after", "base", "argument_bytes", "collectives")},
+        "logp": float(np.abs(actual["logp"] - reference["logp"]).max()),
+        **{name: actual[name] for name in ("before", "after", "base", "argument_bytes", "collectives")},
         "one_device": {name: reference[name] for name in ("argument_bytes", "loss")},
     }
 
@@ -197,8 +197,8 @@ def scored(case: dict[str, Any], params: Any) -> list[np.ndarray]:
 
 
 def score(case: dict[str, Any]) -> dict[str, Any]:
-    found, reference = (scored(case | {"mesh": mesh}, of_case(case)[1]) for mesh in (case["mesh"], {}))
-    errors = [float(np.abs(x - y).max()) for x, y in zip(found, reference, strict=True)]
+    actual, reference = (scored(case | {"mesh": mesh}, of_case(case)[1]) for mesh in (case["mesh"], {}))
+    errors = [float(np.abs(x - y).max()) for x, y in zip(actual, reference, strict=True)]
     return dict(zip(("logp", "entropy"), errors, strict=True))
 
 
@@ -237,18 +237,18 @@ def turns(case: dict[str, Any]):
     next_turn = make_next_turn(graphdef, how, windows=windows, **sizes)
     tokens, numbers, states = batch("float64").tokens, jnp.arange(PROMPTS) * 3 + 5, jnp.zeros(PROMPTS, jnp.int32)
     params, caps = layout.place(params), jnp.arange(PROMPTS) % 3 + windows.completion - 2
-    drawn, moved = (states, numbers, 7, jnp.int32(3), caps), []
-    rollout, kept = generate(params, tokens.prompt_ids_PT, tokens.prompt_mask_PT, *drawn)
+    sampled, moved = (states, numbers, 7, jnp.int32(3), caps), []
+    rollout, retained = generate(params, tokens.prompt_ids_PT, tokens.prompt_mask_PT, *sampled)
     written, goes_on_PG = [jax.device_get(rollout)], np.ones((PROMPTS, GROUP), bool)
     for turn in range(1, windows.turns):
         ids_PGO = rng.integers(0, SIZES.vocab_size, (PROMPTS, GROUP, windows.observation)).astype(np.int32)
         goes_on_PG &= rng.random((PROMPTS, GROUP)) < 0.7
         mask_PGO = np.arange(windows.observation) >= rng.integers(0, windows.observation, (PROMPTS, GROUP, 1))
-        asked = (tokens.prompt_mask_PT, ids_PGO, mask_PGO.astype(np.int32), goes_on_PG, *drawn, jnp.int32(turn))
+        requested = (tokens.prompt_mask_PT, ids_PGO, mask_PGO.astype(np.int32), goes_on_PG, *sampled, jnp.int32(turn))
         if turn == 1:
-            compiled = next_turn.lower(params, kept, rollout, *asked).compile()
+            compiled = next_turn.lower(params, retained, rollout, *requested).compile()
             moved = collectives(compiled.as_text())
-        rollout, kept = next_turn(params, kept, rollout, *asked)
+        rollout, retained = next_turn(params, retained, rollout, *requested)
         written.append(jax.device_get(rollout))
     return jax.tree.map(lambda *x: np.stack(x), *written), moved
 
@@ -260,12 +260,12 @@ def one_rollout(what: str):
 
 
 def rollout(case: dict[str, Any]) -> dict[str, Any]:
-    (found, moved), (reference, _) = MADE[case["do"]](case), one_rollout(json.dumps(case | {"mesh": {}}))
+    (actual, moved), (reference, _) = MADE[case["do"]](case), one_rollout(json.dumps(case | {"mesh": {}}))
     return {
-        "tokens": bool((found.completion_ids_PGC == reference.completion_ids_PGC).all()),
-        "masks": bool((found.completion_mask_PGC == reference.completion_mask_PGC).all()),
-        "stopped": bool((found.stopped_PG == reference.stopped_PG).all()),
-        "logp": float(np.abs(found.sampling_logp_PGC - reference.sampling_logp_PGC).max()),
+        "tokens": bool((actual.completion_ids_PGC == reference.completion_ids_PGC).all()),
+        "masks": bool((actual.completion_mask_PGC == reference.completion_mask_PGC).all()),
+        "stopped": bool((actual.stopped_PG == reference.stopped_PG).all()),
+        "logp": float(np.abs(actual.sampling_logp_PGC - reference.sampling_logp_PGC).max()),
         "lengths": np.unique(reference.completion_mask_PGC.sum(-1)).tolist(),
         "collectives": moved,
     }

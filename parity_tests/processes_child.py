@@ -68,9 +68,9 @@ def found(folder: Path) -> dict:
     scores = shared_score(
         Lengths(), [Prompt(x, 0) for x in texts], texts, [[len(x)] for x in texts], TrainerState(0, 1)
     )
-    asked = Asked()
-    agreed = processes.Agreed(asked)
-    before, asked.requested = agreed.requested, processes.index() == 1
+    questions = Asked()
+    agreed = processes.Agreed(questions)
+    before, questions.requested = agreed.requested, processes.index() == 1
     return {
         "count": processes.count(),
         "index": processes.index(),

@@ -112,8 +112,8 @@ def pytest_runtest_protocol(item):
     """Looks after each test: a test of the measurements themselves makes the count begin anew."""
     done = yield
     stash = item.config.stash
-    if (found := memory.peak()) > stash[PEAK][0]:
-        stash[PEAK] = found, item.nodeid
+    if (actual := memory.peak()) > stash[PEAK][0]:
+        stash[PEAK] = actual, item.nodeid
     if memory.counts_pages():
         now = memory.resident()
         stash[KEPT] = min(stash[KEPT], now)
@@ -125,8 +125,8 @@ def pytest_runtest_protocol(item):
 
 def pytest_testnodedown(node, error):
     """A worker tells its peak with its last message; one that crashed has none."""
-    if (told := getattr(node, "workeroutput", {}).get("peak")) is not None:
-        node.config.stash[PEAKS][node.gateway.id] = tuple(told)
+    if (reported := getattr(node, "workeroutput", {}).get("peak")) is not None:
+        node.config.stash[PEAKS][node.gateway.id] = tuple(reported)
 
 
 def default_run(config) -> bool:

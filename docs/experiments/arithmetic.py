@@ -79,8 +79,8 @@ def score(arguments: argparse.Namespace) -> None:
 def answers(arguments: argparse.Namespace) -> None:
     """Markdown: ten questions, and the greedy answer of either model."""
     held = {row["messages"][0]["content"]: row for row in rows("heldout")}.values()
-    asked = [row for n, count in ((1, 5), (2, 3)) for row in [row for row in held if row["digits"] == n][:count]]
-    questions = [row["messages"][0]["content"] for row in asked] + [question for question, _ in UNTRAINED]
+    requested = [row for n, count in ((1, 5), (2, 3)) for row in [row for row in held if row["digits"] == n][:count]]
+    questions = [row["messages"][0]["content"] for row in requested] + [question for question, _ in UNTRAINED]
     before, after = (generate(weights, questions, 0.0) for weights in (arguments.before, arguments.after))
     print("| question | before | after |\n|---|---|---|")
     for question, *texts in zip(questions, before, after, strict=True):

@@ -77,31 +77,31 @@ def main() -> None:
     task = make_task(task_of(name="reasoning_gym", datasets=settings, ask=ask), tokenizer=arguments.weights)
     generate = Generator(policy, task.stop_rule, arguments.tokens, 1.0, seed=0, samples=arguments.samples)
     prompts, row = {name: [] for name in DATASETS}, 0
-    while any(len(asked) < arguments.prompts for asked in prompts.values()):
+    while any(len(requested) < arguments.prompts for requested in prompts.values()):
         prompt, row = made_prompt(task, row, row, heldout=True), row + 1
-        asked = prompts[json.loads(prompt.answer or "")[0]]
-        if len(asked) < arguments.prompts and prompt not in asked:
-            asked.append(prompt)
-    every = [prompt for asked in prompts.values() for prompt in asked]
+        requested = prompts[json.loads(prompt.answer or "")[0]]
+        if len(requested) < arguments.prompts and prompt not in requested:
+            requested.append(prompt)
+    every = [prompt for requested in prompts.values() for prompt in requested]
     texts = generate(
         every, tick=lambda done: print(f"{done} of {len(every)} prompts, {time.monotonic() - began:.0f} s")
     )
     repeated = [prompt for prompt in every for _ in range(arguments.samples)]
     scores = task.score(repeated, texts)["score"].values_B.reshape(len(DATASETS), arguments.prompts, arguments.samples)
-    found = {
+    actual = {
         name: rates(scores_PG) | {"answer": DATASETS[name][0]} for name, scores_PG in zip(DATASETS, scores, strict=True)
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    asked = {key: value for key, value in vars(arguments).items() if key != "out"}
-    report = {"asked": asked, "seconds": round(time.monotonic() - began), "datasets": found}
+    requested = {key: value for key, value in vars(arguments).items() if key != "out"}
+    report = {"asked": requested, "seconds": round(time.monotonic() - began), "datasets": actual}
     (arguments.out / "base_rates.json").write_text(json.dumps(report, indent=1) + "\n")
     size = arguments.prompts * arguments.samples
     samples = [
-        {"dataset": name, "prompt": asked[0].text, "completions": texts[start : start + arguments.samples]}
-        for start, (name, asked) in zip(range(0, len(texts), size), prompts.items(), strict=True)
+        {"dataset": name, "prompt": requested[0].text, "completions": texts[start : start + arguments.samples]}
+        for start, (name, requested) in zip(range(0, len(texts), size), prompts.items(), strict=True)
     ]
     (arguments.out / "base_rate_samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    for name, of in sorted(found.items(), key=lambda item: -item[1]["signal"]):
+    for name, of in sorted(actual.items(), key=lambda item: -item[1]["signal"]):
         figures = " | ".join(f"{of[key]:.2f}" for key in ("score", "right", "right_signal", "signal"))
         print(f"| {name} | {of['answer'].replace('_', ' ')} | {figures} |")
 

@@ -35,9 +35,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         two, four = (bytes_of(arguments.config, overrides, described, count, Path(folder)) for count in (2, 4))
     deeper = (described["num_hidden_layers"] - 4) / 2
-    found = {name: round((four[name] + deeper * (four[name] - two[name])) / 1e9, 2) for name in four}
-    spare = device(TARGET).memory / 1e9 - max(found["rollout"], found["update"])
-    print(json.dumps(found | {"spare": round(spare, 2)}))
+    actual = {name: round((four[name] + deeper * (four[name] - two[name])) / 1e9, 2) for name in four}
+    spare = device(TARGET).memory / 1e9 - max(actual["rollout"], actual["update"])
+    print(json.dumps(actual | {"spare": round(spare, 2)}))
 
 
 if __name__ == "__main__":

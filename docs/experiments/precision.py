@@ -32,12 +32,12 @@ def gaps(dtype: str) -> dict[str, float]:
         config = load_config(
             "configs/arithmetic.yaml", [*words, "--model.compute_dtype", dtype, "--run_dir", f"{folder}/run"]
         )
-    trainer, found = Trainer(config), []
+    trainer, actual = Trainer(config), []
     for iteration in range(ITERATIONS):
         _, _, batch = trainer.iterate(iteration)
         scored_BS, _ = trainer.score(trainer.weights, batch)
-        found.append((np.asarray(scored_BS) - np.asarray(batch.sampling_logp_BS))[np.asarray(batch.mask_BS) == 1])
-    gap_N = np.concatenate(found)
+        actual.append((np.asarray(scored_BS) - np.asarray(batch.sampling_logp_BS))[np.asarray(batch.mask_BS) == 1])
+    gap_N = np.concatenate(actual)
     ratio_N, objective = np.exp(gap_N), config.objective
     outside_N = (ratio_N < 1 - objective.epsilon_low) | (ratio_N > 1 + objective.epsilon_high)
     return {

@@ -96,10 +96,10 @@ def losses(weights: str, positions: Sequence[Position]) -> dict[str, dict[str, d
 
 def by_colour(positions: Sequence[Position], rows: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float]]:
     """What either colour loses, with its interval, and its share of legal moves."""
-    found = estimates(positions, rows, 0)
+    actual = estimates(positions, rows, 0)
     return {
-        colour: {"loss": (loss := found[f"{colour}/loss"]).value, "low": loss.low, "high": loss.high}
-        | {"legal": found[f"{colour}/legal"].value}
+        colour: {"loss": (loss := actual[f"{colour}/loss"]).value, "low": loss.low, "high": loss.high}
+        | {"legal": actual[f"{colour}/legal"].value}
         for colour in COLOURS
     }
 
@@ -115,9 +115,9 @@ def curves(start: str, runs: list[Path], at: list[int], out: Path) -> None:
     for run in runs:
         record["runs"][run.name] = {}
         for iteration in at:
-            found = losses(str(run / "checkpoints" / folder_name(iteration)), positions)
-            print(run.name, iteration, json.dumps(found), flush=True)
-            record["runs"][run.name][iteration] = found
+            actual = losses(str(run / "checkpoints" / folder_name(iteration)), positions)
+            print(run.name, iteration, json.dumps(actual), flush=True)
+            record["runs"][run.name][iteration] = actual
     (out / "curves.json").write_text(json.dumps(record, indent=1) + "\n")
     draw(record, out / "curves.png")
 
@@ -146,11 +146,11 @@ if __name__ == "__main__":
     taught.add_argument("--out", type=Path, required=True)
     taught.add_argument("--rows", type=int, default=160_000)
     taught.add_argument("--learning-rate", type=float, default=1e-3)
-    asked = commands.add_parser("curves")
-    asked.add_argument("--start", required=True)
-    asked.add_argument("--runs", required=True, help="folders, with commas")
-    asked.add_argument("--at", default="30,60,120,180,240,300", help="iterations of checkpoints")
-    asked.add_argument("--out", type=Path, required=True)
+    requested = commands.add_parser("curves")
+    requested.add_argument("--start", required=True)
+    requested.add_argument("--runs", required=True, help="folders, with commas")
+    requested.add_argument("--at", default="30,60,120,180,240,300", help="iterations of checkpoints")
+    requested.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if args.command == "teach":
         teach(args.out, args.rows, args.learning_rate, seed=0)

@@ -306,8 +306,8 @@ def train(
     sizes = {"vocab_size": tokenizer.vocab_size, "n_layer": len(model.h), "n_head": model.h[0].heads}
     sizes |= {"n_embd": model.wte.embedding_dim, "n_positions": 256, "n_ctx": 256, "layer_norm_epsilon": 1e-5}
     fixed = {"model_type": "gpt2", "activation_function": "gelu_new", "scale_attn_weights": True}
-    said = {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": True, "prompt_style": OWN_SIDE}
-    (out / "config.json").write_text(json.dumps(fixed | sizes | said, indent=2) + "\n")
+    output = {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": True, "prompt_style": OWN_SIDE}
+    (out / "config.json").write_text(json.dumps(fixed | sizes | output, indent=2) + "\n")
     tokenizer.save(out)
 
 

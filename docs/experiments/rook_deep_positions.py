@@ -92,8 +92,8 @@ def sane_game(engine: chess.engine.SimpleEngine, rng: random.Random) -> Iterator
     for _ in range(rng.randint(1, 6)):
         board.push(rng.choice(list(board.legal_moves) or [chess.Move.null()]))
     while not board.is_game_over() and board.ply() < 160 and not board.is_repetition(3):
-        found = search(engine, board, nodes=NODES, multipv=LINES)
-        wins = {move: win_probability(e) for move, e in zip(found.moves, found.evaluations, strict=True)}
+        actual = search(engine, board, nodes=NODES, multipv=LINES)
+        wins = {move: win_probability(e) for move, e in zip(actual.moves, actual.evaluations, strict=True)}
         if rng.random() < 0.85:
             yield row(board.fen(), wins)
         if rng.random() < blunder:
@@ -121,8 +121,8 @@ def won_game(engine: chess.engine.SimpleEngine, rng: random.Random) -> Iterator[
             captures = list(board.generate_legal_captures())
             board.push(rng.choice(captures if captures and rng.random() < greed else moves))
             continue
-        found = search(engine, board, nodes=WIN_NODES, multipv=LINES)
-        lines = dict(zip(found.moves, map(_utility, found.evaluations), strict=True))
+        actual = search(engine, board, nodes=WIN_NODES, multipv=LINES)
+        lines = dict(zip(actual.moves, map(_utility, actual.evaluations), strict=True))
         best = max(lines.values())
         if best > 5 and rng.random() < 0.8 and (not late or best > 15 or rng.random() < 0.2):
             yield row(board.fen(), lines)

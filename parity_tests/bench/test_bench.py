@@ -232,11 +232,11 @@ def test_what_the_first_step_held_is_not_the_peak_of_the_steps():
     held = 200_000_000
 
     def step() -> None:
-        if "done" not in kept:
+        if "done" not in retained:
             np.ones(held, np.uint8)  # as compiling does
-        kept["done"] = True
+        retained["done"] = True
 
-    kept: dict[str, bool] = {}
+    retained: dict[str, bool] = {}
     record = runner.measure(runner.Prepared(step, {}), 3)
     assert record["first_step_peak_bytes"] > record["process_peak_bytes"] + held / 2
 

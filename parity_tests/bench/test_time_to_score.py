@@ -62,20 +62,20 @@ def test_settings_of_one_meaning_are_handed_over_by_trls_names():
         advantage={"scale": "batch"},
         rollout={"temperature": 0.7},
     )
-    found = trl_settings.trl_settings(given)
+    actual = trl_settings.trl_settings(given)
     expected = {
         "epsilon": 0.1, "epsilon_high": 0.3, "loss_type": "dr_grpo", "importance_sampling_level": "sequence", "beta": 0.07,
         "use_bias_correction_kl": True, "num_iterations": 2, "max_steps": 10, "learning_rate": 2e-3, "adam_beta1": 0.8,
         "adam_beta2": 0.9, "adam_epsilon": 1e-7, "weight_decay": 0.1, "scale_rewards": "batch", "temperature": 0.7,
         "num_generations": 4, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1,
     }  # fmt: skip
-    assert expected.items() <= found.items()
+    assert expected.items() <= actual.items()
 
 
 def test_a_large_batch_is_generated_at_once_and_accumulated():
-    found = trl_settings.trl_settings(config(prompts={"per_iteration": 60}, rollout={"group_size": 16}))
+    actual = trl_settings.trl_settings(config(prompts={"per_iteration": 60}, rollout={"group_size": 16}))
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-    assert [found[name] for name in names] == [240, 4, 4]
+    assert [actual[name] for name in names] == [240, 4, 4]
 
 
 def test_all_that_trl_has_no_counterpart_of_is_listed_at_once():
@@ -103,9 +103,9 @@ def test_a_completion_ends_for_trl_where_the_stop_rule_ends_it(text, kept):
     padded = [*ids, tokenizer.eos_id] if kept != text else ids
     assert tokenizer.decode(stop.cut(padded)) == kept
     ended, prompt = stop.criterion(), [[7, 7]]
-    found = [bool(ended(torch.tensor([prompt[0] + ids[:n]]), None)) for n in range(1, len(ids) + 1)]
+    actual = [bool(ended(torch.tensor([prompt[0] + ids[:n]]), None)) for n in range(1, len(ids) + 1)]
     length = len(tokenizer.encode(kept))
-    assert found == [n >= length and kept != " e2" for n in range(1, len(ids) + 1)]
+    assert actual == [n >= length and kept != " e2" for n in range(1, len(ids) + 1)]
 
 
 def test_end_of_text_ends_a_completion_and_belongs_to_it():
@@ -127,9 +127,9 @@ def reward() -> time_to_score.Reward:
 
 def test_trls_reward_is_the_tasks_weighted_sum_of_the_truncated_text():
     answers = [" e2e4", " e2e4 q", " e7e5", "x"]
-    found = reward()(completions=answers * 4, completion_ids=[[1, 2]] * 16, row=sorted(list(range(4)) * 4))
+    actual = reward()(completions=answers * 4, completion_ids=[[1, 2]] * 16, row=sorted(list(range(4)) * 4))
     # legal 2 and parseable 0.5; parseable 0.5; malformed -0.5
-    assert found[:4] == pytest.approx([2.5, 2.5, 0.5, -0.5])
+    assert actual[:4] == pytest.approx([2.5, 2.5, 0.5, -0.5])
 
 
 def test_prompts_in_another_order_than_ours_are_refused():
@@ -151,13 +151,13 @@ def same_score(ours: dict, peer: dict) -> str:
 
 
 def test_times_to_the_same_score_are_interpolated_at_the_lower_end():
-    found = same_score(run([0.0, 0.4, 0.8], [0, 10, 20]), run([0.0, 0.2, 0.6], [0, 100, 200]))
-    assert found == "| TRL | 0 | 0.6000 | 15.0 s (iteration 15.0) | 200.0 s (iteration 20.0) | 13.33 |"
+    actual = same_score(run([0.0, 0.4, 0.8], [0, 10, 20]), run([0.0, 0.2, 0.6], [0, 100, 200]))
+    assert actual == "| TRL | 0 | 0.6000 | 15.0 s (iteration 15.0) | 200.0 s (iteration 20.0) | 13.33 |"
 
 
 def test_a_curve_that_only_falls_reaches_nothing():
-    found = same_score(run([0.5, 0.4], [0, 10]), run([0.5, 0.6], [0, 5]))
-    assert found == "| TRL | 0 | 0.4000 | not | not | - |"
+    actual = same_score(run([0.5, 0.4], [0, 10]), run([0.5, 0.6], [0, 5]))
+    assert actual == "| TRL | 0 | 0.4000 | not | not | - |"
 
 
 def test_sides_that_do_not_begin_alike_are_not_compared():

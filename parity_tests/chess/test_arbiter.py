@@ -76,8 +76,8 @@ def test_automatic_draws_agree_with_the_environment_task_row_by_row():
     rows = [row for game in range(120) for row in seeded_game(game, options) if row["kind"] != "fivefold"]
     assert Counter(row["kind"] for row in rows)["seventyfive_moves"] >= 1
     for row in rows:  # the task sees the position only, so a fivefold repetition is beyond it
-        told = next_state(chess.Board(row["fen"]), chess.Move.from_uci(row["move"]))
-        assert told == f"{row['next_fen']}+{row['reward']}+{int(row['terminated'])}+{int(row['truncated'])}", row
+        reported = next_state(chess.Board(row["fen"]), chess.Move.from_uci(row["move"]))
+        assert reported == f"{row['next_fen']}+{row['reward']}+{int(row['terminated'])}+{int(row['truncated'])}", row
 
 
 def test_illegal_moves_are_illegal_and_half_of_them_only_expose_the_king():

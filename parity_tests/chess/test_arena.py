@@ -121,11 +121,11 @@ def test_a_model_plays_the_same_games_in_any_company_and_lenient_it_never_loses_
 def test_the_elo_of_paired_games_is_that_of_their_mean_and_its_interval_goes_by_pairs():
     scores = [1, 0, 1, 1, 0.5, 0.5, 1, 0.5, 0, 1, 1, 0]
     pairs = np.array([0.5, 1, 0.5, 0.75, 0.5, 0.5])
-    found = elo_of_pairs(scores)
+    actual = elo_of_pairs(scores)
     half = 1.959963984540054 * pairs.std(ddof=1) / math.sqrt(6)
-    assert found.score == pytest.approx(pairs.mean())
-    assert found.score_interval == pytest.approx((pairs.mean() - half, pairs.mean() + half))
-    assert found.elo == pytest.approx(400 * math.log10(found.score / (1 - found.score)))
+    assert actual.score == pytest.approx(pairs.mean())
+    assert actual.score_interval == pytest.approx((pairs.mean() - half, pairs.mean() + half))
+    assert actual.elo == pytest.approx(400 * math.log10(actual.score / (1 - actual.score)))
     # The colours decide every game: no pair says anything, and the interval is narrower than that of twelve single games.
     even = elo_of_pairs([1, 0] * 6)
     assert even.elo == 0 and even.score_interval[1] - 0.5 < 1.96 * 0.5 / math.sqrt(12)

@@ -188,13 +188,13 @@ def test_selfplay_reproduces_the_packaged_positions(tmp_path, monkeypatch):
     packaged = Path(jax_grpo.__file__).parent / "assets" / "positions"
     if record["settings"]["engine"] != json.loads((packaged / "provenance.json").read_text())["engine"]:
         pytest.skip(f"labels of {record['settings']['engine']}")
-    kept = {
+    retained = {
         row["fen"]: row
         for split in ("train", "heldout")
         for row in pq.read_table(packaged / f"{split}.parquet").to_pylist()
     }
     rows = set_rows(tmp_path / "s") + set_rows(tmp_path / "s", "heldout")
-    assert len(rows) == 66 and all(kept[row["fen"]] == row for row in rows)
+    assert len(rows) == 66 and all(retained[row["fen"]] == row for row in rows)
 
 
 PUZZLES = """PuzzleId,FEN,Moves,Rating,RatingDeviation,Popularity,NbPlays,Themes,GameUrl,OpeningTags

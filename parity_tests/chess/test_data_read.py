@@ -32,8 +32,8 @@ def test_a_set_of_labelled_positions_is_read_for_training_split_by_split(tmp_pat
     splits = {s: load_positions(PromptsConfig(source=str(tmp_path / "o"), split=s), 0) for s in ("train", "heldout")}
     print({split: len(part) for split, part in splits.items()})
     labels = {p.fen: (p.moves, p.evaluations) for p in positions}
-    found = {p.fen: (p.moves, p.evaluations) for part in splits.values() for p in part}
-    assert found == labels and 10 <= len(splits["heldout"]) <= 60
+    actual = {p.fen: (p.moves, p.evaluations) for part in splits.values() for p in part}
+    assert actual == labels and 10 <= len(splits["heldout"]) <= 60
     task = PolicyTask(task_of(prompt_style="best_move"))
     prompts = [task.prompt(position, 0) for position in splits["train"][:8]]
     assert task.score(prompts, [f" {p.row.moves[0]}" for p in prompts])["best_move"].tolist() == [1.0] * 8
@@ -107,8 +107,8 @@ def test_castling_written_king_takes_rook_is_an_illegal_move_wherever_a_set_is_m
     """python-chess takes it for castling, its list of legal moves has it as e1g1: one move, drawn as illegal, answered legal."""
     board = chess.Board(CASTLING)
     assert all(board.is_legal(chess.Move.from_uci(uci)) for uci in KING_TAKES_ROOK), "what made the fault"
-    drawn = {draw_move(board, random.Random(seed), illegal_fraction=1.0).uci() for seed in range(20_000)}
-    assert drawn >= set(KING_TAKES_ROOK), "the task draws them as illegal moves"
+    sampled = {draw_move(board, random.Random(seed), illegal_fraction=1.0).uci() for seed in range(20_000)}
+    assert sampled >= set(KING_TAKES_ROOK), "the task draws them as illegal moves"
     rows = [arbiter._row(board, [], uci, board, "illegal") for uci in (*KING_TAKES_ROOK, "e1e8")]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "a.parquet")
     for position, row in zip(read_positions(tmp_path / "a.parquet"), rows, strict=True):

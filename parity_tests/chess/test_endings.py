@@ -112,8 +112,8 @@ def test_python_chess_agrees_on_a_sample_of_all_placements(men):
 def test_python_chess_agrees_on_every_placement(men):
     """On one of each class, and the tables are alike on all of a class."""
     classes, table = symmetry_classes().reshape(-1), ending(men)
-    for found in (table.mates_in_KPW.reshape(-1), table.mated_in_KPW.reshape(-1)):
-        np.testing.assert_array_equal(found, found[classes])  # a class is named by its least member
+    for actual in (table.mates_in_KPW.reshape(-1), table.mated_in_KPW.reshape(-1)):
+        np.testing.assert_array_equal(actual, actual[classes])  # a class is named by its least member
     for number in np.unique(classes).tolist():
         judge(men, (*divmod(number // 64, 64), number % 64))
 
@@ -162,14 +162,14 @@ def test_a_set_is_spread_over_the_distances_and_shares_no_class_with_what_is_ask
     counts = np.bincount(distances)[1:]
     assert len(counts) == 16 and counts.max() <= 1.1 * np.median(counts), counts
     config = tiny_config(prompts={"source": SOURCE}, evaluation={"positions": 2000})
-    asked = heldout_rows(config, training, load_positions)
-    assert asked is not None and len(asked.rows) == 2000
+    requested = heldout_rows(config, training, load_positions)
+    assert requested is not None and len(requested.rows) == 2000
 
     def classes(positions):
         boards = [chess.Board(p.fen) for p in positions]
         return {(bool(b.rooks), int(symmetry_classes()[squares_of(b, b.turn)])) for b in boards}
 
-    heldout = classes(asked.rows)
+    heldout = classes(requested.rows)
     assert not heldout & classes(training[:4000])
     elsewhere = tiny_config(prompts={"source": "packaged"}, evaluation={"positions": 50, "source": "endings:KRK"})
     other = heldout_rows(elsewhere, load_positions(elsewhere.prompts, 0), load_positions)
@@ -189,8 +189,8 @@ def test_technique_pays_for_speed_and_nothing_for_a_win_that_slips():
     task = PolicyTask(task_of(prompt_style="best_move", rewards={"technique": 1.0}))
     mate_in_one = won_position("KRK", (chess.B3, chess.H6, chess.B1), chess.WHITE)
     prompt = task.prompt(mate_in_one, 0)
-    found = task.score([prompt] * 5, [" h6h1", " h6c6", " b3a3", " b3b2", " nonsense"])["technique"]
-    assert found == pytest.approx([1, 0.7, 0.7**11, 0, 0])
+    actual = task.score([prompt] * 5, [" h6h1", " h6c6", " b3a3", " b3b2", " nonsense"])["technique"]
+    assert actual == pytest.approx([1, 0.7, 0.7**11, 0, 0])
     slipping = won_position("KRK", (chess.B3, chess.B2, chess.A1), chess.BLACK)
     lost = moves_lost(slipping)
     assert set(slipping.moves) - set(lost) == {
@@ -230,13 +230,13 @@ def test_a_perfect_attacker_mates_in_exactly_the_moves_of_the_table_and_no_faste
     assert [game.moves for game in games] == [endgame.mate_in(game) for game in games]
     assert {game.colour for game in games} == {True, False}
     assert all(in_split(men, "test")[squares_of(game.board.root(), bool(game.colour))] for game in games)
-    found = endgame.estimates(games)
-    assert (found["all/mated"].value, found["all/excess"].value, found["all/slipped"].value) == (1, 0, 0)
+    actual = endgame.estimates(games)
+    assert (actual["all/mated"].value, actual["all/excess"].value, actual["all/slipped"].value) == (1, 0, 0)
 
 
 def test_random_moves_lose_the_piece_and_a_move_that_is_none_loses_the_game():
-    found = endgame.estimates(played("KRK", random_legal(0)))
-    value = {name: found[f"all/{name}"].value for name in ("mated", "slipped", "unmated", "illegal")}
+    actual = endgame.estimates(played("KRK", random_legal(0)))
+    value = {name: actual[f"all/{name}"].value for name in ("mated", "slipped", "unmated", "illegal")}
     assert sum(value.values()) == pytest.approx(1)
     assert value["mated"] < 0.2 < value["slipped"] and value["illegal"] == 0
     games = played("KRK", lambda games: ["a1a1"] * len(games), count=4)
@@ -260,11 +260,11 @@ def test_stalemate_is_a_win_that_slipped_and_a_late_mate_costs_its_moves():
 
 
 def test_the_suite_asks_all_games_at_once_and_its_games_are_pgn_that_reads_back():
-    asked = []
+    requested = []
 
     def ask(kind, mode):
         def complete(prompts, *, numbers=None, step=0, tick=None):
-            asked.append((mode, step, len(prompts)))
+            requested.append((mode, step, len(prompts)))
             boards = [chess.Board(prompt.row.fen) for prompt in prompts]
             men = ["KRK" if board.rooks else "KQK" for board in boards]
             return [
@@ -276,8 +276,8 @@ def test_the_suite_asks_all_games_at_once_and_its_games_are_pgn_that_reads_back(
 
     data = Data([], [], 0, 0, 0, endgames=20)
     results = run_suites(["endgame"], ask, data, lambda what, total: lambda done: None)
-    assert asked.count(("greedy", 0, 20)) == asked.count(("sampled", 0, 20)) == 2  # KRK and KQK
-    assert max(Counter(row[:2] for row in asked).values()) == 2, "all games of an ending in one call a move"
+    assert requested.count(("greedy", 0, 20)) == requested.count(("sampled", 0, 20)) == 2  # KRK and KQK
+    assert max(Counter(row[:2] for row in requested).values()) == 2, "all games of an ending in one call a move"
     values = {path: estimate.value for path, estimate in results.estimates.items()}
     for men in MEN:
         assert values[f"endgame/{men}/greedy/all/mated"] == values[f"endgame/{men}/perfect/all/mated"] == 1
@@ -316,8 +316,8 @@ def test_both_implementations_reward_endings_alone_and_in_a_mixture(tmp_path):
             assert 0 <= metrics[f"reward/{name}/mean"] <= 1
         part = config.task.mixture["policy"] if config.task.mixture else config.task
         own = PolicyTask(task_of(prompt_style=part.prompt_style, rewards={"technique": 1.0}))
-        asked = [
+        requested = [
             (p, text) for p, text in zip(scored.prompts, scored.completions, strict=True) if p.task in ("", "policy")
         ]
-        alone = own.score(*map(list, zip(*asked, strict=True)))["technique"]
+        alone = own.score(*map(list, zip(*requested, strict=True)))["technique"]
         assert ours[f"reward/{name}/mean"] == pytest.approx(alone.mean(), rel=1e-5)

@@ -65,12 +65,12 @@ def test_a_search_cut_off_halfway_is_done_again_by_a_new_process(how, tmp_path):
 def test_analyses_of_other_limits_are_not_mixed_up(tmp_path, other):
     limit = {"nodes": 1000, "multipv": 2, "processes": 1, "cache": str(tmp_path / "cache.sqlite")}
     for _ in range(2):  # the second time both are read from the file
-        found = []
+        actual = []
         for config in (EngineConfig(**limit), EngineConfig(**limit | other)):
             with EnginePool(config) as pool:
-                found.append(pool.analyse([RICH])[0])
-                assert len(found[-1].moves) == config.multipv
-        assert found[0] != found[1]
+                actual.append(pool.analyse([RICH])[0])
+                assert len(actual[-1].moves) == config.multipv
+        assert actual[0] != actual[1]
     with contextlib.closing(sqlite3.connect(limit["cache"])) as file:
         assert file.execute("SELECT COUNT(*) FROM analyses").fetchone() == (2,)
 

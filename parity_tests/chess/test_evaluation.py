@@ -46,32 +46,32 @@ POSITIONS = read_packaged("heldout")[:60]
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 5), (1, 7), (30, 40), (9, 9)])
 def test_wilson_bounds_are_where_the_score_test_turns(hits, n):
-    found = proportion([True] * hits + [False] * (n - hits))
-    for bound in (found.low, found.high):
+    actual = proportion([True] * hits + [False] * (n - hits))
+    for bound in (actual.low, actual.high):
         if 0 < bound < 1:  # Wilson: |p - bound| = z sqrt(bound (1 - bound) / n)
             assert abs(hits / n - bound) == pytest.approx(Z * math.sqrt(bound * (1 - bound) / n), rel=1e-12)
-    assert 0 <= found.low <= found.value <= found.high <= 1
+    assert 0 <= actual.low <= actual.value <= actual.high <= 1
 
 
 def test_the_difference_of_two_proportions_has_newcombes_published_interval():
     # Newcombe 1998, table II, method 10: 56/70 - 48/80 = 0.2, 95 % interval 0.0524 to 0.3339
     after, before = (proportion([i < hits for i in range(n)]) for hits, n in ((56, 70), (48, 80)))
-    found = difference(before, after)
-    assert (round(found.value, 4), round(found.low, 4), round(found.high, 4)) == (0.2, 0.0524, 0.3339)
+    actual = difference(before, after)
+    assert (round(actual.value, 4), round(actual.low, 4), round(actual.high, 4)) == (0.2, 0.0524, 0.3339)
 
 
 def test_the_normal_interval_covers_the_true_mean_about_95_times_in_100():
     rng = np.random.default_rng(0)
-    found = [mean(rng.exponential(size=200).tolist()) for _ in range(1000)]
-    covered = np.mean([e.low <= 1 <= e.high for e in found])
+    actual = [mean(rng.exponential(size=200).tolist()) for _ in range(1000)]
+    covered = np.mean([e.low <= 1 <= e.high for e in actual])
     print("covered", covered)
     assert 0.92 < covered < 0.97
 
 
 def test_the_normal_interval_of_four_values_is_the_one_by_hand():
-    found = mean([1.0, 2.0, 3.0, 4.0])  # deviation sqrt(5 / 3), of the mean half of it
-    assert (found.value, found.count) == (2.5, 4)
-    assert found.high - 2.5 == pytest.approx(2.5 - found.low) == pytest.approx(Z * math.sqrt(5 / 3) / 2, rel=1e-12)
+    actual = mean([1.0, 2.0, 3.0, 4.0])  # deviation sqrt(5 / 3), of the mean half of it
+    assert (actual.value, actual.count) == (2.5, 4)
+    assert actual.high - 2.5 == pytest.approx(2.5 - actual.low) == pytest.approx(Z * math.sqrt(5 / 3) / 2, rel=1e-12)
 
 
 def test_intervals_do_not_depend_on_the_order_of_the_values():
@@ -90,11 +90,11 @@ def test_the_bootstrap_agrees_with_the_normal_interval_where_both_hold():
 
 def test_what_could_not_be_measured_is_not_counted():
     rows = [{"a": True, "b": 2.0}, {"a": False, "b": None}, {"a": None, "b": 4.0}]
-    found = summarise(rows, {"first": [True, False, False], "none": [False] * 3})
-    assert (found["all/a"].value, found["all/a"].count) == (0.5, 2)
-    assert (found["all/b"].value, found["all/b"].count) == (3.0, 2)
-    assert (found["first/b"].value, found["first/b"].low) == (2.0, None)
-    assert found["none/a"].value is None
+    actual = summarise(rows, {"first": [True, False, False], "none": [False] * 3})
+    assert (actual["all/a"].value, actual["all/a"].count) == (0.5, 2)
+    assert (actual["all/b"].value, actual["all/b"].count) == (3.0, 2)
+    assert (actual["first/b"].value, actual["first/b"].low) == (2.0, None)
+    assert actual["none/a"].value is None
     empty = Estimate(None, None, None, 0, "wilson")
     assert proportion([]) == empty and mean([]) == dataclasses.replace(empty, method="normal")
 
@@ -255,10 +255,10 @@ def test_a_model_that_knows_the_rules_plays_to_the_limit_in_both_worlds():
 def test_half_moves_are_counted_up_to_the_first_illegal_one():
     games = played(RandomPlayer(illegal_at=7), None)
     assert [(game.half_moves, game.end) for game in games] == [(7, "illegal_move")] * 5
-    found = selfplay_estimates(games, own_environment=False, seed=0)
-    assert (found["all/half_moves"].value, found["all/half_moves"].low) == (7, 7)
-    assert found["white/legal"].count + found["black/legal"].count == 5 * 8
-    assert found["black/legal"].value == pytest.approx(15 / 20)  # the eighth half-move is Black's in all games
+    actual = selfplay_estimates(games, own_environment=False, seed=0)
+    assert (actual["all/half_moves"].value, actual["all/half_moves"].low) == (7, 7)
+    assert actual["white/legal"].count + actual["black/legal"].count == 5 * 8
+    assert actual["black/legal"].value == pytest.approx(15 / 20)  # the eighth half-move is Black's in all games
 
 
 def test_exact_states_stop_counting_at_the_first_wrong_one():
@@ -344,10 +344,10 @@ def test_what_was_measured_is_printed_as_tables_of_80_columns(capsys):
 
 
 def test_the_table_names_the_method_of_what_was_measured_not_of_an_empty_column():
-    empty, found = (summarise([{"evaluation_error": value}], {}) for value in (None, 1.5))
+    empty, actual = (summarise([{"evaluation_error": value}], {}) for value in (None, 1.5))
     estimates = {
         f"policy/full/{mode}/{path}": dataclasses.asdict(estimate)
-        for mode, rows in {"greedy": empty, "sampled": found}.items()
+        for mode, rows in {"greedy": empty, "sampled": actual}.items()
         for path, estimate in rows.items()
     }
     report = report_of({}) | {"estimates": estimates}
@@ -356,22 +356,22 @@ def test_the_table_names_the_method_of_what_was_measured_not_of_an_empty_column(
 
 
 def test_suites_ask_every_prompt_in_every_mode_and_give_white_and_black_apart():
-    asked = []
+    requested = []
 
     def ask(kind, mode):
         def complete(prompts, *, numbers=None, step=0, tick=None):
-            asked.append((kind, mode, len(prompts)))
+            requested.append((kind, mode, len(prompts)))
             return [prompt.answer or "" for prompt in prompts]
 
         return complete
 
     results = run_suites(["policy", "environment"], ask, Data(POSITIONS, [], 0, 0, 0), lambda what, total: None)
-    assert asked == [
+    assert requested == [
         *[(style, mode, 60) for style in ("full", "best_move") for mode in ("greedy", "sampled")],
         *[("environment", mode, 60) for mode in ("greedy", "sampled")],
     ]
-    found = results.estimates
-    white, black = (found[f"environment/next_state/greedy/{side}/next_state"] for side in ("white", "black"))
+    actual = results.estimates
+    white, black = (actual[f"environment/next_state/greedy/{side}/next_state"] for side in ("white", "black"))
     assert (white.value, black.value) == (1.0, 1.0)
     assert white.count + black.count == 60
     assert white.count == sum(chess.Board(position.fen).turn for position in POSITIONS)

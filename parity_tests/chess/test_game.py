@@ -84,18 +84,18 @@ def played(task: GameTask, fen: str, moves: list[str], draw: tuple[int, ...] = (
     ids=["mated", "mates_as_Black", "stalemate", "illegal", "malformed", "illegal_later", "bare_kings"],
 )
 def test_a_game_that_ends_is_worth_its_result_and_an_illegal_move_nothing(fen, moves, expected):
-    episode, found = played(game_task(), fen, moves)
-    assert episode.done and found == expected
+    episode, actual = played(game_task(), fen, moves)
+    assert episode.done and actual == expected
 
 
 @pytest.mark.parametrize(("side", "sign"), [("w", 1), ("b", -1)])
 def test_a_game_that_is_not_over_is_worth_its_material_for_the_side_the_model_plays(side, sign):
     fen = LONE_PAWN.format(side)
     moves = {"w": ["a1b1", "b1c1", "c1d1"], "b": ["h8h7", "h7h6", "h6h5"]}[side]
-    episode, found = played(game_task(opponent="random"), fen, moves)
+    episode, actual = played(game_task(opponent="random"), fen, moves)
     (board,) = [episode.environment.board]  # pyright: ignore[reportAttributeAccessIssue]
     worth = 1 / (1 + math.exp(-0.00368208 * sign * 100))
-    assert found == {"outcome": pytest.approx(worth, abs=1e-6), "legal_moves": 1.0, "unfinished": 1.0}
+    assert actual == {"outcome": pytest.approx(worth, abs=1e-6), "legal_moves": 1.0, "unfinished": 1.0}
     assert len(board.move_stack) == 6, "three moves of each side"
 
 
@@ -280,14 +280,14 @@ def test_short_games_of_random_legal_play_are_legal_and_captures_score_more_than
     """The yardstick's own worth: its mean is near a half against itself, less against captures."""
     tick = lambda done: None  # noqa: E731
     player = random_legal(3)
-    found = {name: short_games(HELDOUT, name, player, 3, tick) for name in OPPONENTS}
-    means = {name: float(np.mean([row["outcome"] for row in rows])) for name, rows in found.items()}
+    actual = {name: short_games(HELDOUT, name, player, 3, tick) for name in OPPONENTS}
+    means = {name: float(np.mean([row["outcome"] for row in rows])) for name, rows in actual.items()}
     print(means)
-    assert short_games(HELDOUT, "capture", player, 3, tick) == found["capture"]
-    assert all(row["legal_moves"] == 1 for rows in found.values() for row in rows)
+    assert short_games(HELDOUT, "capture", player, 3, tick) == actual["capture"]
+    assert all(row["legal_moves"] == 1 for rows in actual.values() for row in rows)
     assert means["capture"] < means["random"] - 0.05
     sides = {"white": [" w " in p.fen for p in HELDOUT]}
-    estimates = strength.estimates(HELDOUT, found["capture"], 0, sides)
+    estimates = strength.estimates(HELDOUT, actual["capture"], 0, sides)
     whole = estimates["all/outcome"]
     assert whole.value == pytest.approx(means["capture"], abs=1e-6) and whole.low < whole.value < whole.high  # pyright: ignore[reportOptionalOperand]
     assert 0 < estimates["white/outcome"].count < whole.count == 200

@@ -83,12 +83,12 @@ def _game(winner, white, ended="checkmate", illegal=None):
 
 def test_scores_are_the_models_and_counted_by_colour():
     lost = _game(chess.WHITE, False, "illegal move", {20: "x"})
-    found = summary([_game(chess.WHITE, True, illegal={2: "x"}), _game(None, False), lost], 3.0)
-    assert found["milliseconds_a_model_move"] == pytest.approx(100)
-    assert (found["wins"], found["draws"], found["losses"], found["score"]) == (1, 1, 1, 0.5)
-    assert found["as_white"] == {"wins": 1, "draws": 0, "losses": 0}
-    assert found["as_black"] == {"wins": 0, "draws": 1, "losses": 1}
-    assert (found["fallbacks"], found["model_moves"], found["illegal_moves_on_the_board"]) == (1, 30, 1)
+    actual = summary([_game(chess.WHITE, True, illegal={2: "x"}), _game(None, False), lost], 3.0)
+    assert actual["milliseconds_a_model_move"] == pytest.approx(100)
+    assert (actual["wins"], actual["draws"], actual["losses"], actual["score"]) == (1, 1, 1, 0.5)
+    assert actual["as_white"] == {"wins": 1, "draws": 0, "losses": 0}
+    assert actual["as_black"] == {"wins": 0, "draws": 1, "losses": 1}
+    assert (actual["fallbacks"], actual["model_moves"], actual["illegal_moves_on_the_board"]) == (1, 30, 1)
 
 
 class _Scripted:
@@ -111,8 +111,8 @@ def _played(engine, opponents_moves, *, model_is_white):
 
 
 def test_what_the_model_had_written_for_a_fallback_stands_in_the_pgn():
-    told = {"written": "it's {bad}", "played": "f2f3", "logp": -3.2, "fallbacks": 1, "moves": 1}
-    engine = _Scripted(["f2f3", "g2g4"], f"fallback {json.dumps(told)}")
+    reported = {"written": "it's {bad}", "played": "f2f3", "logp": -3.2, "fallbacks": 1, "moves": 1}
+    engine = _Scripted(["f2f3", "g2g4"], f"fallback {json.dumps(reported)}")
     game = _played(engine, ["e7e5", "d8h4"], model_is_white=True)
     assert game.illegal == {0: "it's {bad}", 2: "it's {bad}"}
     text = str(to_pgn(game, {"opponent": "x", "opening_plies": 0}, 1))
@@ -127,8 +127,8 @@ def test_results_follow_the_rules_for_either_colour():
     won = _played(_Scripted(mate[1::2]), mate[::2], model_is_white=False)
     assert (lost.score, won.score, lost.ended) == (0.0, 1.0, "checkmate")
     shuffle = ["g1f3", "g8f6", "f3g1", "f6g8"] * 2
-    drawn = _played(_Scripted(shuffle[::2]), shuffle[1::2], model_is_white=True)
-    assert (drawn.score, drawn.ended, len(drawn.board.move_stack)) == (0.5, "threefold", 8)
+    sampled = _played(_Scripted(shuffle[::2]), shuffle[1::2], model_is_white=True)
+    assert (sampled.score, sampled.ended, len(sampled.board.move_stack)) == (0.5, "threefold", 8)
     refused = _Scripted([chess.engine.EngineError("illegal uci")])
     forfeit = _played(refused, [], model_is_white=True)
     assert (forfeit.score, forfeit.ended, forfeit.board.fen()) == (0.0, "illegal move", chess.STARTING_FEN)
@@ -142,8 +142,8 @@ def test_a_match_of_whole_games_through_real_processes(tmp_path, capsys):
     files = {name: tmp_path / f"m.{name}" for name in ("pgn", "json", "picture")}
     options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     main(["--games", "2", "--level", "0", "--nodes", "2000", *options])
-    told, record = capsys.readouterr().out, json.loads(files["json"].read_text())
-    print(told)
+    reported, record = capsys.readouterr().out, json.loads(files["json"].read_text())
+    print(reported)
     assert record["games"] == 2 == record["wins"] + record["draws"] + record["losses"]
     assert record["illegal_moves_on_the_board"] == 0 and record["versions"]["chess"]
     with files["pgn"].open() as file:

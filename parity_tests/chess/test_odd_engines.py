@@ -77,9 +77,9 @@ VALUES = {  # lines -> moves and pawns
 
 @pytest.mark.parametrize(("lines", "values"), VALUES.values(), ids=VALUES)
 def test_each_move_has_its_last_exact_value_best_first(lines, values, odd):
-    found = _analysis(odd(lines))
-    assert list(zip(found.moves, found.evaluations, strict=True)) == list(values.items())
-    assert found.score == max(values.values())
+    actual = _analysis(odd(lines))
+    assert list(zip(actual.moves, actual.evaluations, strict=True)) == list(values.items())
+    assert actual.score == max(values.values())
 
 
 def test_promotions_in_capitals_are_moves(odd):

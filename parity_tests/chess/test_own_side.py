@@ -75,9 +75,9 @@ def test_every_component_is_that_of_the_move_on_the_board():
     moves = [rng.choice([*p.moves, "a1h8", "nothing"]) for p in HELDOUT]
     written = [in_style(OWN_SIDE, move, p.fen) for move, p in zip(moves, HELDOUT, strict=True)]
     assert sum(a != b for a, b in zip(moves, written, strict=True)) > 100
-    found = own.score([own.prompt(p, 0) for p in HELDOUT], written)
+    actual = own.score([own.prompt(p, 0) for p in HELDOUT], written)
     wanted = board.score([board.prompt(p, 0) for p in HELDOUT], moves)
-    assert found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in found)
+    assert actual.keys() == wanted.keys() and all(np.array_equal(actual[name], wanted[name]) for name in actual)
 
 
 class Views:
@@ -131,15 +131,15 @@ def test_every_suite_reads_the_view_and_turns_the_moves_back():
             board.push_uci(move)
     suites = ["policy", "mates", "selfplay", "endgame", "short_games", "strength", "puzzles"]
     results = run_suites(suites, ask, data, steps)
-    found = {path: estimate.value for path, estimate in results.estimates.items()}
-    assert found["policy/best_move/greedy/all/legal"] == found["policy/best_move/greedy/all/best_move"] == 1
-    assert found["mates/best_move/sampled/all/mate"] == 1
+    actual = {path: estimate.value for path, estimate in results.estimates.items()}
+    assert actual["policy/best_move/greedy/all/legal"] == actual["policy/best_move/greedy/all/best_move"] == 1
+    assert actual["mates/best_move/sampled/all/mate"] == 1
     for men in ("KRK", "KQK"):
-        assert found[f"endgame/{men}/greedy/all/mated"] == 1 and found[f"endgame/{men}/greedy/all/excess"] == 0
-    assert found["short_games/capture/greedy/all/legal_moves"] == 1
-    assert found["short_games/capture/random_legal/all/legal_moves"] == 1
-    assert found["strength/tables/greedy/all/loss"] == 0 and found["strength/tables/sampled/all/legal"] == 1
-    assert found["puzzles/lines/greedy/all/solved"] == 1
+        assert actual[f"endgame/{men}/greedy/all/mated"] == 1 and actual[f"endgame/{men}/greedy/all/excess"] == 0
+    assert actual["short_games/capture/greedy/all/legal_moves"] == 1
+    assert actual["short_games/capture/random_legal/all/legal_moves"] == 1
+    assert actual["strength/tables/greedy/all/loss"] == 0 and actual["strength/tables/sampled/all/legal"] == 1
+    assert actual["puzzles/lines/greedy/all/solved"] == 1
     assert not any(game.end == "illegal_move" for game in results.games["python_chess/greedy"])
 
 
@@ -237,9 +237,9 @@ def test_the_packaged_start_is_asked_its_own_way_and_gives_away_less_than_random
     name, positions = "packaged:rook-deep", HELDOUT[:100]
     assert find_style(name) == OWN_SIDE
     data = Data([], [], 0, 0, 0, tables=positions, style=OWN_SIDE)
-    found = run_suites(["strength"], OurModel(load_named(name), 1.0, 0, OWN_SIDE), data, steps).estimates
-    loss = {player: found[f"strength/tables/{player}/all/loss"].value for player in ("greedy", "uniform")}
-    assert found["strength/tables/greedy/all/legal"].value > 0.85
+    actual = run_suites(["strength"], OurModel(load_named(name), 1.0, 0, OWN_SIDE), data, steps).estimates
+    loss = {player: actual[f"strength/tables/{player}/all/loss"].value for player in ("greedy", "uniform")}
+    assert actual["strength/tables/greedy/all/legal"].value > 0.85
     assert loss["greedy"] < loss["uniform"]
 
 

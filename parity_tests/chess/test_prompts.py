@@ -77,9 +77,9 @@ def test_any_step_asked_in_any_order_gives_the_same_batch():
 
 def test_a_number_drawn_again_in_a_batch_is_sampled_under_another():
     assert sampling_numbers([2, 0, 1], 3) == [2, 0, 1], "distinct draws keep their numbers"
-    drawn = [2, 0, 1, 1, 2, 1]
-    numbers = sampling_numbers(drawn, 3)
-    assert numbers == [2, 0, 1, 4, 5, 7] and len(set(numbers)) == len(drawn)
+    sampled = [2, 0, 1, 1, 2, 1]
+    numbers = sampling_numbers(sampled, 3)
+    assert numbers == [2, 0, 1, 4, 5, 7] and len(set(numbers)) == len(sampled)
 
 
 def test_selfplay_is_seeded_and_shares_no_position_between_splits():

@@ -77,9 +77,9 @@ def played(puzzle: Puzzle, *moves_by_step: list[str]) -> dict[str, int]:
         seen.append(positions[0].fen)
         return [moves_by_step[step]]
 
-    found = attempts([puzzle], answer, len(moves_by_step[0]), lambda done: None)[0]
+    actual = attempts([puzzle], answer, len(moves_by_step[0]), lambda done: None)[0]
     assert len(seen) == len(moves_by_step), "asked as long as an attempt goes on, and no longer"
-    return found
+    return actual
 
 
 def test_the_whole_line_must_be_played(tmp_path):
@@ -99,9 +99,9 @@ def test_any_mate_solves_as_on_lichess_and_no_other_move_does(tmp_path):
 def test_attempts_go_their_own_ways(tmp_path):
     long, _ = read_puzzles(written(tmp_path, LONG, TWO_MATES))
     # The second falls out at the first move, the third at the second; what they say later does not matter.
-    found = played(long, ["e6e7", "e6e1", "e6e7"], ["b3c1", "b3c1", "h6h7"], ["h6c1", "h6c1", "h6c1"])
-    assert found == {"solved": 1, "first": 2, "legal": 3}
-    (row,) = puzzle_rows([found], 3)
+    actual = played(long, ["e6e7", "e6e1", "e6e7"], ["b3c1", "b3c1", "h6h7"], ["h6c1", "h6c1", "h6c1"])
+    assert actual == {"solved": 1, "first": 2, "legal": 3}
+    (row,) = puzzle_rows([actual], 3)
     assert row == pytest.approx({"first": 2 / 3, "legal": 1, "pass_1": 1 / 3, "pass_3": True})
 
 
@@ -109,7 +109,7 @@ def test_the_rating_is_the_greatest_likelihoods_and_its_interval_where_that_has_
     rng = np.random.default_rng(0)
     ratings = rng.uniform(600, 2400, 400)
     solved = rng.uniform(size=400) < 1 / (1 + 10 ** ((ratings - 1500) / 400))
-    found = fitted_rating(ratings.tolist(), solved.astype(float).tolist())
+    actual = fitted_rating(ratings.tolist(), solved.astype(float).tolist())
 
     def likelihood(rating):
         p_N = 1 / (1 + 10 ** ((ratings - rating) / 400))
@@ -117,10 +117,10 @@ def test_the_rating_is_the_greatest_likelihoods_and_its_interval_where_that_has_
 
     grid = np.arange(1200.0, 1800.0, 0.5)
     values = np.array([likelihood(rating) for rating in grid])
-    assert abs(found.value - grid[values.argmax()]) <= 0.5
+    assert abs(actual.value - grid[values.argmax()]) <= 0.5
     inside = grid[values.max() - values <= 1.92073]
-    assert found.low == pytest.approx(inside[0], abs=0.6) and found.high == pytest.approx(inside[-1], abs=0.6)
-    assert found.low < 1500 < found.high and found.high - found.low < 120
+    assert actual.low == pytest.approx(inside[0], abs=0.6) and actual.high == pytest.approx(inside[-1], abs=0.6)
+    assert actual.low < 1500 < actual.high and actual.high - actual.low < 120
 
 
 def test_a_rating_that_nothing_bounds_is_said_by_its_bound():
@@ -148,8 +148,8 @@ class Solver:
         count = {"greedy": 1, "samples": 16}[mode]
 
         def choose(prompts, *, numbers, step):
-            said = [f" {self.moves[prompt.row.fen]}" if mode == "greedy" else "x" for prompt in prompts]
-            return [text for text in said for _ in range(count)]
+            output = [f" {self.moves[prompt.row.fen]}" if mode == "greedy" else "x" for prompt in prompts]
+            return [text for text in output for _ in range(count)]
 
         return choose
 
@@ -158,16 +158,18 @@ def test_the_suite_reports_bands_and_ratings_and_the_page_shows_a_bound(tmp_path
     asked, results = read_puzzles(written(tmp_path, LONG, TWO_MATES)), Results()
     data = Data([], [], 1, 1, 0, puzzles=asked)
     SUITES["puzzles"](Solver(asked), data, lambda what, total: lambda done: None, results)
-    found = results.estimates
-    assert found["puzzles/lines/greedy/all/solved"].value == 1 and found["puzzles/lines/sampled/all/pass_16"].value == 0
-    assert found["puzzles/lines/greedy/1400_to_1799/solved"].count == 1
-    assert found["puzzles/lines/greedy/below_1000/solved"].count == 1
+    actual = results.estimates
+    assert (
+        actual["puzzles/lines/greedy/all/solved"].value == 1 and actual["puzzles/lines/sampled/all/pass_16"].value == 0
+    )
+    assert actual["puzzles/lines/greedy/1400_to_1799/solved"].count == 1
+    assert actual["puzzles/lines/greedy/below_1000/solved"].count == 1
     model = {"name": "m", "parameters": 1, "sha256": "0" * 64}
-    estimates = {path: vars(estimate) for path, estimate in found.items()}
+    estimates = {path: vars(estimate) for path, estimate in actual.items()}
     page = evaluation_page({"model": model, "estimates": estimates, "seed": 0, "temperature": 1.0, "data": {}})
     line = next(line for line in page.splitlines() if line.startswith("| puzzle rating"))
-    assert f"above {found['puzzles/lines/greedy/all/rating'].low:.0f}" in line
-    assert f"below {found['puzzles/lines/sampled/all/rating'].high:.0f}" in line
+    assert f"above {actual['puzzles/lines/greedy/all/rating'].low:.0f}" in line
+    assert f"below {actual['puzzles/lines/sampled/all/rating'].high:.0f}" in line
 
 
 def test_data_is_the_puzzles_where_they_are_asked_for_by_name(capsys):

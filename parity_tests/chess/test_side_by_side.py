@@ -21,12 +21,12 @@ START = "8/8/8/8/8/1k6/7r/K7 b - - 0 1"  # mate in one: h2h1
 
 
 def test_the_loss_of_a_distribution_counts_what_is_illegal_as_the_worst_move():
-    found = side_by_side.distribution(CORNER, {"a1a2": -0.5, "a1b1": -2.0})
+    actual = side_by_side.distribution(CORNER, {"a1a2": -0.5, "a1b1": -2.0})
     good, bad = win_probability(1.0), win_probability(-2.0)
     p = [0.6065306597, 0.1353352832]
-    assert found["legal"] == pytest.approx(sum(p)) and found["best"] == ["a1a2"]
-    assert found["loss"] == pytest.approx((1 - p[0]) * (good - bad))
-    assert found["probability"]["a1b1"] == pytest.approx(p[1])
+    assert actual["legal"] == pytest.approx(sum(p)) and actual["best"] == ["a1a2"]
+    assert actual["loss"] == pytest.approx((1 - p[0]) * (good - bad))
+    assert actual["probability"]["a1b1"] == pytest.approx(p[1])
 
 
 def test_positions_are_drawn_by_their_checksum_among_the_undecided_ones():

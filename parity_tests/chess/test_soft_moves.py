@@ -95,12 +95,12 @@ def test_every_move_keeps_its_share_when_all_branches_are_there():
     assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) >= 0.2 / len(shares)
     moves = {(*CHESS.encode(f" {move}"), CHESS.eos_id): p for move, p in shares.items()}
     _, nodes = tree(moves, random.Random(1))
-    found = {}
+    actual = {}
     for node in nodes:
         if node.depth == 1:
             first = list(nodes[0].weights)[node.branch]
-            found |= {(first, second): weight for second, weight in node.weights.items()}
-    assert found == pytest.approx({move[:2]: p for move, p in moves.items()}), "of this position no move promotes"
+            actual |= {(first, second): weight for second, weight in node.weights.items()}
+    assert actual == pytest.approx({move[:2]: p for move, p in moves.items()}), "of this position no move promotes"
 
 
 def test_mirrored_positions_have_the_mirrored_moves_at_the_same_values():

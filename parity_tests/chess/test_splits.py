@@ -139,15 +139,15 @@ EACH_KIND = [
 @pytest.mark.parametrize(("kind", "overrides"), EACH_KIND)
 def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path, monkeypatch, capsys):
     config = config_of(tmp_path, write(kind, tmp_path), "--evaluation.positions", "8", *overrides)
-    asked: dict[str, list] = {}
+    requested: dict[str, list] = {}
     make, ask = jax_grpo.train.Evaluator, torch_ref.train.evaluate
 
     def made(policy, task, prompts, *more):
-        asked["jax"] = prompts
+        requested["jax"] = prompts
         return make(policy, task, prompts, *more)
 
     def evaluated(texts, prompts, *more):
-        asked["torch"] = prompts
+        requested["torch"] = prompts
         return ask(texts, prompts, *more)
 
     monkeypatch.setattr(jax_grpo.train, "Evaluator", made)
@@ -156,8 +156,8 @@ def test_neither_implementation_asks_what_it_trains_on(kind, overrides, tmp_path
     jax_grpo.train.train(config)
     torch_ref.train.train(config.model_copy(update={"run_dir": str(tmp_path / "torch")}), Options())
     training = keys(trained.at(index)[1] for index in range(len(trained)))
-    assert asked["jax"] == asked["torch"] and len(asked["jax"]) == 8
-    assert not keys(prompt.row for prompt in asked["jax"]) & training
+    assert requested["jax"] == requested["torch"] and len(requested["jax"]) == 8
+    assert not keys(prompt.row for prompt in requested["jax"]) & training
     notes = re.findall(
         rf"{len(trained)} positions to train on, (\d+) held out, of which 8 are asked", capsys.readouterr().out
     )
@@ -184,9 +184,9 @@ def test_other_positions_to_ask_lose_those_that_are_trained_on(tmp_path):
     packaged = config_of(
         tmp_path, tmp_path / "train.jsonl", "--evaluation.positions", "50", "--evaluation.source", "packaged"
     )
-    found = heldout_rows(packaged, load_positions(packaged.prompts, 0), load_positions)
-    assert found is not None and not keys(found.rows) & keys(load_positions(packaged.prompts, 0))
-    assert found.available + found.left_out == 2000, "of the packaged positions the held-out ones"
+    actual = heldout_rows(packaged, load_positions(packaged.prompts, 0), load_positions)
+    assert actual is not None and not keys(actual.rows) & keys(load_positions(packaged.prompts, 0))
+    assert actual.available + actual.left_out == 2000, "of the packaged positions the held-out ones"
     with pytest.raises(
         PositionFileError, match=r"evaluation.source '.*train.jsonl': the run trains on all of its 100 positions"
     ):
@@ -324,8 +324,8 @@ def test_what_was_checked_once_is_not_checked_again(kind, tmp_path, monkeypatch)
     assert counted.of(load) == counted.of(lambda: load("heldout" if kind != "folder" else "train")) == 0
     assert list(load()) == first[0] == list(load_positions(PromptsConfig(source=str(path)), 0))
     assert load().identity == load_positions(PromptsConfig(source=str(path)), 0).identity
-    for kept in (cache / "positions").glob("*"):  # a damaged file costs the check again
-        kept.write_bytes(kept.read_bytes()[: -kept.stat().st_size // 2])
+    for retained in (cache / "positions").glob("*"):  # a damaged file costs the check again
+        retained.write_bytes(retained.read_bytes()[: -retained.stat().st_size // 2])
     assert counted.of(load) > 0 and counted.of(load) == 0 and list(load()) == first[0]
     assert not list((cache / "positions").glob("*.parquet.*")), "nothing half written is left"
 

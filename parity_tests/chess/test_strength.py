@@ -92,12 +92,12 @@ def test_plain_players_beside_a_training_get_the_mean_over_the_moves_they_draw_f
 def test_in_won_endings_plain_players_get_what_their_moves_keep():
     task = PolicyTask(task_of(name="policy", prompt_style="own_side", rewards={"technique": 1.0}))
     position = won_position("KRK", (chess.B6, chess.H7, chess.A8), chess.BLACK)
-    kept = sum(0.7**lost for lost in moves_lost(position).values() if lost is not None)
-    found = yardsticks(task, [task.prompt(position, 0)])
-    assert found["yardstick/uniform/technique"] == pytest.approx(
-        kept / len(position.moves), abs=1e-6
+    retained = sum(0.7**lost for lost in moves_lost(position).values() if lost is not None)
+    actual = yardsticks(task, [task.prompt(position, 0)])
+    assert actual["yardstick/uniform/technique"] == pytest.approx(
+        retained / len(position.moves), abs=1e-6
     )  # rewards are float32
-    assert found["yardstick/greedy_capture/technique"] == 1, "it mates in one"
+    assert actual["yardstick/greedy_capture/technique"] == 1, "it mates in one"
 
 
 @pytest.mark.parametrize("settings", NOT_PAID, ids=["no-value", "whole-row", "value-unpaid"])
@@ -116,8 +116,8 @@ def test_the_run_shows_its_plain_players_once_and_draws_them(tmp_path, capsys):
     console = Console(config := load_config(str(CONFIGS / "quickstart.yaml")), make_task(config.task))
     for record in (records[0], records[-1]):
         console.evaluation(record["iteration"], record)
-    said = capsys.readouterr().out
-    assert said.count("beside plain players: uniform value -0.210, two ply value -0.110") == 1
+    output = capsys.readouterr().out
+    assert output.count("beside plain players: uniform value -0.210, two ply value -0.110") == 1
     sizes = []
     for name, shown in (
         ("with", records),
@@ -139,17 +139,17 @@ def test_answers_of_a_position_cost_what_hands_compute():
         | {"accuracy": 1},
         abs=1e-5,
     )
-    found = strength.judged(CORNER, ["a8b8", "a8b7", "a8c8", "a8a7"])
-    assert found["loss"] == pytest.approx((best - middle + 2 * (best - worst)) / 4)
-    assert found["loss_legal"] == pytest.approx((best - middle + best - worst) / 3)
-    assert (found["legal"], found["within"], found["best"]) == (0.75, 0.25, 0.25)
-    assert found["blunder"] == 0.5, "9 % is no blunder, 27 % is one, and what is not legal costs 27 %"
+    actual = strength.judged(CORNER, ["a8b8", "a8b7", "a8c8", "a8a7"])
+    assert actual["loss"] == pytest.approx((best - middle + 2 * (best - worst)) / 4)
+    assert actual["loss_legal"] == pytest.approx((best - middle + best - worst) / 3)
+    assert (actual["legal"], actual["within"], actual["best"]) == (0.75, 0.25, 0.25)
+    assert actual["blunder"] == 0.5, "9 % is no blunder, 27 % is one, and what is not legal costs 27 %"
     assert strength.judged(CORNER, ["a8c8"])["loss_legal"] is None
 
 
 def test_what_is_no_legal_move_is_neither_best_nor_good_where_all_moves_are_alike():
-    found = strength.judged(ONE_MOVE, ["a8a7"])
-    assert (found["loss"], found["best"], found["within"], found["legal"]) == (0, 0, 0, 0)
+    actual = strength.judged(ONE_MOVE, ["a8a7"])
+    assert (actual["loss"], actual["best"], actual["within"], actual["legal"]) == (0, 0, 0, 0)
     assert strength.passes(ONE_MOVE, ["a8a7", "a8b8"]) == {"pass_1": 0.5, "pass_2": 1.0}
 
 
@@ -250,9 +250,9 @@ def test_two_plies_are_those_of_an_obvious_search():
             values[move.uci()] = value(board, not board.turn)
             board.pop()
         best = max(values.values())
-        found = two_ply(board)
-        assert found == sorted(uci for uci, v in values.items() if v == best), board.fen()
-        assert choose(two_ply, board, random.Random(0)) in found
+        actual = two_ply(board)
+        assert actual == sorted(uci for uci, v in values.items() if v == best), board.fen()
+        assert choose(two_ply, board, random.Random(0)) in actual
 
 
 def test_two_plies_do_not_give_stalemate_when_ahead():
@@ -266,8 +266,8 @@ def test_two_plies_do_not_give_stalemate_when_ahead():
 @pytest.mark.skipif(not HAS_ENGINE, reason="Stockfish is not installed (apt install stockfish)")
 def test_skill_zero_plays_legal_moves_and_not_always_the_best():
     with skill_zero(HAS_ENGINE) as player:
-        found = [player(chess.Board(p.fen)) for p in TABLES]
-    assert all(len(moves) == 1 and moves[0] in p.moves for moves, p in zip(found, TABLES, strict=True))
+        actual = [player(chess.Board(p.fen)) for p in TABLES]
+    assert all(len(moves) == 1 and moves[0] in p.moves for moves, p in zip(actual, TABLES, strict=True))
 
 
 # The suite -----------------------------------------------------------------------------------------------------------
@@ -299,11 +299,11 @@ def test_the_best_the_worst_and_no_move_lose_nothing_the_spread_and_the_spread()
         "worst": lambda p: p.moves[int(np.argmin(p.evaluations))],
         "none": lambda p: "a1a1",
     }
-    found = {name: measured(Always(pick), TABLES) for name, pick in picks.items()}
+    actual = {name: measured(Always(pick), TABLES) for name, pick in picks.items()}
     for mode in ("greedy", "sampled"):
-        loss = {name: each[f"strength/tables/{mode}/all/loss"].value for name, each in found.items()}
+        loss = {name: each[f"strength/tables/{mode}/all/loss"].value for name, each in actual.items()}
         assert loss == pytest.approx({"best": 0, "worst": np.mean(spread), "none": np.mean(spread)}, abs=1e-12)
-    best, worst, none = (found[name] for name in picks)
+    best, worst, none = (actual[name] for name in picks)
     assert [each["strength/tables/greedy/all/legal"].value for each in (best, worst, none)] == [1, 1, 0]
     assert none["strength/tables/greedy/all/loss_legal"].value is None
     assert best["strength/tables/greedy/all/tau"].value == pytest.approx(1)
@@ -319,9 +319,9 @@ def test_the_best_the_worst_and_no_move_lose_nothing_the_spread_and_the_spread()
 
 def test_decided_positions_stand_apart_where_there_are_both():
     positions = [CORNER, ONE_MOVE]
-    found = strength.estimates(positions, [strength.judged(p, ["a8b8"]) for p in positions], 0)
-    assert found["undecided/loss"].value == pytest.approx(win_probability(1) - 0.5)
-    assert found["decided/loss"].value == 0 and found["decided/loss"].count == 1
+    actual = strength.estimates(positions, [strength.judged(p, ["a8b8"]) for p in positions], 0)
+    assert actual["undecided/loss"].value == pytest.approx(win_probability(1) - 0.5)
+    assert actual["decided/loss"].value == 0 and actual["decided/loss"].count == 1
     assert not any(path.startswith("decided") for path in strength.estimates([CORNER], [{"loss": 0.0}], 0))
 
 

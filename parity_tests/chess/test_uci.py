@@ -76,14 +76,14 @@ def test_move_logps_are_the_plain_models(player):
     position = POSITIONS[0]
     moves = list(chess.Board(position.fen).legal_moves)[::4]
     prompt, expected = policy.tokenizer.encode(f"P: {position.fen}    B:"), []
-    found = player.move_logps(chess.Board(position.fen), moves)
+    actual = player.move_logps(chess.Board(position.fen), moves)
     for move in moves:
         completion = policy.tokenizer.encode(f" {move.uci()}")
         ids = jnp.asarray([prompt + completion])
         hidden = model(ids, jnp.ones_like(ids))[0, len(prompt) - 1 : -1]
         logp = jax.nn.log_softmax(hidden @ model.head_VH[: policy.tokenizer.vocab_size].T)
         expected.append(float(sum(logp[i, token] for i, token in enumerate(completion))))
-    worst = difference("move_logps", found, expected)
+    worst = difference("move_logps", actual, expected)
     print(f"largest difference {worst:.1e} nats over {len(moves)} moves")
     assert worst < 2e-5 and len(moves) >= 5
 
@@ -144,17 +144,17 @@ def test_sampling_depends_on_seed_game_and_half_move_alone(player):
 def test_every_half_move_of_a_game_draws_anew(player, monkeypatch):
     """Else one unlucky number would be drawn at each move of a game."""
     player.choose(chess.Board(), SAMPLED)
-    program, drawn = player._programs[SAMPLED], []
+    program, sampled = player._programs[SAMPLED], []
 
     def recorded(*arguments):
-        drawn.append(tuple(int(x) for x in (*arguments[4], *arguments[5:7])))  # game, seed, half-move
+        sampled.append(tuple(int(x) for x in (*arguments[4], *arguments[5:7])))  # game, seed, half-move
         return program.generate(*arguments)
 
     monkeypatch.setitem(player._programs, SAMPLED, program._replace(generate=recorded))
     board = chess.Board()
     for _ in range(3):
         board.push(player.choose(board, SAMPLED, seed=7, game=2).move)
-    assert drawn == [(2, 7, 0), (2, 7, 1), (2, 7, 2)]
+    assert sampled == [(2, 7, 0), (2, 7, 1), (2, 7, 2)]
 
 
 @pytest.mark.slow
@@ -312,9 +312,9 @@ def test_a_score_is_what_the_model_writes_of_the_move_and_no_other(player, monke
     answer = parse_answer("full", " e2e4 d2d4    E: 0.35 -1.2    B: d2d4", chess.STARTING_FEN)
     monkeypatch.setattr(player, "_write", lambda board, sampling, **_: answer)
     out = _session(player, "setoption name MultiPV value 20\nposition startpos\ngo")
-    found = {line.split()[-1]: line.partition(" score cp ")[2].split()[:1] for line in out if "info depth" in line}
-    assert (found.pop("d2d4"), found.pop("e2e4")) == (["-120"], ["35"])
-    assert len(found) == 18 and not any(found.values())
+    actual = {line.split()[-1]: line.partition(" score cp ")[2].split()[:1] for line in out if "info depth" in line}
+    assert (actual.pop("d2d4"), actual.pop("e2e4")) == (["-120"], ["35"])
+    assert len(actual) == 18 and not any(actual.values())
 
 
 def test_programs_are_compiled_before_the_clock_runs(player, monkeypatch):
@@ -332,7 +332,7 @@ def test_options_change_the_sampling_and_bad_values_are_refused(player):
     hot = _best(_session(player, f"setoption name temperature value 1\nsetoption name SEED value 5\n{moves}"))
     again = _best(_session(player, f"setoption name Temperature value 1.0\nsetoption name Seed value 5\n{moves}"))
     assert hot == again != cold
-    for words, told in {
+    for words, reported in {
         "name Temperature value hot": "option Temperature stays 0.0: 'hot'",
         "name Temperature value nan": "option Temperature stays 0.0: 'nan': expected 0 to 100",
         "name Temperature value -1": "option Temperature stays 0.0: '-1': expected 0 to 100",
@@ -340,15 +340,17 @@ def test_options_change_the_sampling_and_bad_values_are_refused(player):
         "name TopK": "option TopK stays 0: ''",
         "name Hash value 16": "no option 'Hash'; there are Temperature, TopK, TopP, Seed, MultiPV",
     }.items():
-        assert _session(player, f"setoption {words}")[0].startswith(f"info string {told}"), words
+        assert _session(player, f"setoption {words}")[0].startswith(f"info string {reported}"), words
 
 
 def test_fallbacks_are_counted_and_told(wild):
     out = _session(wild, "position startpos\ngo\nposition startpos moves e2e4\ngo")
-    told = [json.loads(line.partition(FALLBACK)[2]) for line in out if line.startswith(f"info string {FALLBACK}")]
-    assert [(fallback["fallbacks"], fallback["moves"]) for fallback in told] == [(1, 1), (2, 2)]
-    assert [fallback["played"] for fallback in told] == _best(out) and all(fallback["logp"] < 0 for fallback in told)
-    assert not {fallback["written"] for fallback in told} & set(_best(out))
+    reported = [json.loads(line.partition(FALLBACK)[2]) for line in out if line.startswith(f"info string {FALLBACK}")]
+    assert [(fallback["fallbacks"], fallback["moves"]) for fallback in reported] == [(1, 1), (2, 2)]
+    assert [fallback["played"] for fallback in reported] == _best(out) and all(
+        fallback["logp"] < 0 for fallback in reported
+    )
+    assert not {fallback["written"] for fallback in reported} & set(_best(out))
     assert out[-1] == "info string 2 moves, of which 2 fallbacks"
 
 

@@ -99,10 +99,10 @@ def test_a_config_that_an_earlier_version_resolved_is_read_where_it_says_nothing
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("[!s]*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_can_be_tried_for_two_iterations(path):
     config = load_config(str(path), ["--iterations", "2"])
-    steps, said = config.optimizer_steps(), [line for line in config.cautions() if "warmup" in line]
+    steps, output = config.optimizer_steps(), [line for line in config.cautions() if "warmup" in line]
     shortened = config.update.total_steps is None and config.update.warmup_steps >= steps
     assert (
-        said
+        output
         == [f"update.warmup_steps {config.update.warmup_steps} is {steps - 1} in a run of {steps} optimiser steps"]
         * shortened
     )
@@ -536,6 +536,6 @@ def test_unusable_inputs_end_the_run_with_one_clear_line_and_no_traceback(argume
     """`SystemExit` with a text is what ends a process with status 1 and that text: see the test above for the process."""
     with pytest.raises(SystemExit) as failed:
         main(["--config", LEGALITY, *arguments, "--run_dir", str(tmp_path / "run"), "--evaluation.positions", "0"])
-    said = failed.value.code
-    assert isinstance(said, str) and re.search(message, said.replace("\n", " ")), said
-    assert "Traceback" not in said + "".join(capfd.readouterr())
+    output = failed.value.code
+    assert isinstance(output, str) and re.search(message, output.replace("\n", " ")), output
+    assert "Traceback" not in output + "".join(capfd.readouterr())

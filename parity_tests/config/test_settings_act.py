@@ -109,8 +109,8 @@ def _gradients(loss: str, changes: dict) -> np.ndarray:
     sections = {"objective": LOSSES[loss]}
     for section, values in changes.items():
         sections[section] = sections.get(section, {}) | values
-    found = torch_step(settings("float64", update={"micro_batches": 1}, **sections), weights(), _batch())
-    return np.concatenate([found[name].reshape(-1) for name in sorted(found) if name.startswith("grad/")])
+    actual = torch_step(settings("float64", update={"micro_batches": 1}, **sections), weights(), _batch())
+    return np.concatenate([actual[name].reshape(-1) for name in sorted(actual) if name.startswith("grad/")])
 
 
 @functools.cache
@@ -131,8 +131,8 @@ def test_a_setting_changes_the_gradient_or_is_refused(section, key, value, loss)
         ):
             _gradients(loss, change)
         return
-    plain, found = _plain(loss), _gradients(loss, change)
-    moved = np.linalg.norm(found - plain) / np.linalg.norm(plain)
+    plain, actual = _plain(loss), _gradients(loss, change)
+    moved = np.linalg.norm(actual - plain) / np.linalg.norm(plain)
     print(f"{section}.{key} {value} on {loss}: gradient moves by {moved:.2g}")
     assert moved > 1e-3
 
@@ -261,7 +261,7 @@ def _advantages(**sections) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     rewards_B, advantages_PG, flat_P = jax_reward.weighed(config.learning(), WEIGHTS, prompts, components, rollout)
     rewards_PG = jnp.asarray(rewards_B).reshape(3, 4)
     advantages_PG = over_batch(jnp.asarray(advantages_PG), jnp.asarray(flat_P), rewards_PG, config.advantage)
-    found = {"jax_grpo": (rewards_B, np.asarray(advantages_PG).reshape(-1), int(flat_P.sum()))}
+    actual = {"jax_grpo": (rewards_B, np.asarray(advantages_PG).reshape(-1), int(flat_P.sum()))}
 
     theirs = torch_train.Trainer.__new__(torch_train.Trainer)
     theirs.config, theirs.task = config, Task()
@@ -269,8 +269,8 @@ def _advantages(**sections) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     theirs.texts = type("Texts", (), {"device": torch.device("cpu")})()
     made = TorchRollout(["x"] * 12, mask_BT, mask_BT, mask_BT, mask_BT.float(), torch.ones(12, dtype=torch.bool))
     rewards, advantages, signal = theirs._advantages(prompts, components, made)
-    found["torch_ref"] = (rewards.numpy(), advantages.numpy(), signal.count(False))
-    return found
+    actual["torch_ref"] = (rewards.numpy(), advantages.numpy(), signal.count(False))
+    return actual
 
 
 COMPONENTS = ("sum_first", "normalise_each", "gdpo")
@@ -282,8 +282,8 @@ def test_the_penalty_for_long_completions_reaches_the_advantages(components):
     """The logged reward fell and the advantages stayed as they were, where components are normalised one by one."""
     seen = []
     for penalty in PENALTIES:
-        found = _advantages(advantage={"components": components}, objective={"overlong_penalty": penalty})
-        (rewards, ours, flat), (expected, theirs, same) = found["jax_grpo"], found["torch_ref"]
+        actual = _advantages(advantage={"components": components}, objective={"overlong_penalty": penalty})
+        (rewards, ours, flat), (expected, theirs, same) = actual["jax_grpo"], actual["torch_ref"]
         show("rewards", {"jax_grpo": float(np.abs(rewards - expected).max())}, 1e-5)  # float32, rewards of size 15
         show("advantages", {"jax_grpo": float(np.abs(ours - theirs).max())}, 1e-5)
         assert flat == same == 1, "the third group: equal components and lengths"
@@ -306,16 +306,16 @@ def test_every_accepted_pair_of_advantage_settings_differs_and_both_implementati
     pairs = list(itertools.product(dict.fromkeys(accepted), (None, 0.7)))
     # Of four samples only the best has a credit at k = 4, and a clip at 0.7 leaves no scale to tell apart.
     pairs += [(("mean", scale, "sum_first", k), None) for scale in scales for k in (2, 3, 4)]
-    found = {}
+    actual = {}
     for (baseline, scale, components, k), clip in pairs:
         settings = {"baseline": baseline, "scale": scale, "components": components, "pass_at_k": k, "clip": clip}
         both = _advantages(advantage=settings)
         (_, ours, _), (_, theirs, _) = both["jax_grpo"], both["torch_ref"]
         # float32 rounding of rewards of size 15
         show(", ".join(map(str, settings.values())), {"advantages": float(np.abs(ours - theirs).max())}, 1e-5)
-        found[tuple(settings.values())] = ours
-    for one, other in itertools.combinations(found, 2):
-        assert np.abs(found[one] - found[other]).max() > 1e-3, (one, other)
+        actual[tuple(settings.values())] = ours
+    for one, other in itertools.combinations(actual, 2):
+        assert np.abs(actual[one] - actual[other]).max() > 1e-3, (one, other)
 
 
 def test_cispo_with_the_other_losses_bound_is_a_caution_that_names_the_usual_one():

@@ -31,8 +31,8 @@ def settings(temperature: float, **rollout) -> Config:
 
 def prompts(made: Config, own: int | None = None) -> list:
     task = make_task(made.task)
-    asked = [task.prompt(position, seed) for seed, position in enumerate(read_packaged("heldout")[:8])]
-    return [dataclasses.replace(prompt, max_new_tokens=own) for prompt in asked]
+    requested = [task.prompt(position, seed) for seed, position in enumerate(read_packaged("heldout")[:8])]
+    return [dataclasses.replace(prompt, max_new_tokens=own) for prompt in requested]
 
 
 def by_jax(made: Config, own: int | None = None) -> dict[str, list[str]]:
@@ -49,8 +49,8 @@ def test_sampled_is_at_the_rollouts_temperature_and_a_prompts_own_cap_holds():
 
 def test_the_reference_evaluates_without_what_draws_from_another_distribution():
     trainer = TorchTrainer(settings(3.0), Options())
-    found = []
+    actual = []
     for made in (settings(3.0), settings(3.0, **SETTINGS)):
         texts = Texts(trainer.texts.model, trainer.tokenizer, trainer.task, made)
-        found.append(evaluate(texts, prompts(made)))
-    assert found[0] == found[1] and found[0]["eval/greedy/length"] != found[0]["eval/sampled/length"]
+        actual.append(evaluate(texts, prompts(made)))
+    assert actual[0] == actual[1] and actual[0]["eval/greedy/length"] != actual[0]["eval/sampled/length"]

@@ -189,9 +189,9 @@ def test_every_greedy_number_of_200_positions_is_the_same_through_transformers(p
 def test_log_probabilities_of_legal_moves_equal_those_of_transformers(packaged):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(packaged), AutoTokenizer.from_pretrained(packaged)
     positions = sorted(POSITIONS[:64], key=lambda p: -chess.Board(p.fen).legal_moves.count())[:3]
-    found = move_logps(load_named(PACKAGED), positions)
+    actual = move_logps(load_named(PACKAGED), positions)
     worst, compared = 0.0, 0
-    for position, ours in zip(positions, found, strict=True):
+    for position, ours in zip(positions, actual, strict=True):
         prompt = tokenizer(policy_task("best_move").prompt(position, 0).text, add_special_tokens=False)["input_ids"]
         assert ours.keys() == {move.uci() for move in chess.Board(position.fen).legal_moves}
         for uci, logp in list(ours.items())[::5] + list(ours.items())[-2:]:
@@ -200,8 +200,8 @@ def test_log_probabilities_of_legal_moves_equal_those_of_transformers(packaged):
                 logits = model(torch.tensor([prompt + move])).logits[0, len(prompt) - 1 : -1]
             theirs = logits.log_softmax(-1)[range(len(move)), move].sum()
             worst, compared = max(worst, difference(uci, logp, float(theirs))), compared + 1
-    print(f"largest difference {worst:.1e} nats over {compared} moves, {max(map(len, found))} of one position")
-    assert worst < 2e-5 and max(map(len, found)) > MOVES, "a position of two passes is among them"
+    print(f"largest difference {worst:.1e} nats over {compared} moves, {max(map(len, actual))} of one position")
+    assert worst < 2e-5 and max(map(len, actual)) > MOVES, "a position of two passes is among them"
 
 
 def test_an_export_loads_here_again_with_the_same_parameters(packaged):

@@ -52,11 +52,11 @@ def _problem():
 def test_a_step_with_each_head_is_the_references_in_float64(head, name):
     how, (architecture, of, batch, reference) = precision(name), _problem()
     config = settings(how.dtype, lm_head=head_of(head))
-    found = jax_step(config, of, batch, compiled=True, architecture=architecture, matmuls=how.matmuls)
+    actual = jax_step(config, of, batch, compiled=True, architecture=architecture, matmuls=how.matmuls)
     assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
-    show("logp", {"logp": logp_error(found["logp"], reference["logp"], batch["completion_mask"])}, how.allowed.logp)
-    show("loss and metrics", scalar_errors(found, reference, how.floors), how.allowed.scalars)
-    show("gradients", tensor_errors(found, reference), how.allowed.gradients)
+    show("logp", {"logp": logp_error(actual["logp"], reference["logp"], batch["completion_mask"])}, how.allowed.logp)
+    show("loss and metrics", scalar_errors(actual, reference, how.floors), how.allowed.scalars)
+    show("gradients", tensor_errors(actual, reference), how.allowed.gradients)
 
 
 def _gradient(head: dict, how: Precision, setting: str):
@@ -75,8 +75,8 @@ def _gradient(head: dict, how: Precision, setting: str):
         batch = dataclasses.replace(batch, ref_logp_BS=None)
     with jax.default_matmul_precision(how.matmuls):
         gradient = jax.jit(make_gradient(graphdef, head_settings(setting, lm_head=head).learning()))
-        found = gradient(params, batch, jnp.float32(0.1))
-    return jax.tree.map(np.asarray, (*found, batch.mask_BS))
+        actual = gradient(params, batch, jnp.float32(0.1))
+    return jax.tree.map(np.asarray, (*actual, batch.mask_BS))
 
 
 @functools.lru_cache(maxsize=1)
@@ -88,11 +88,11 @@ def _materialised(name: str, setting: str):
 @pytest.mark.parametrize("setting", LEVELS)
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_a_head_in_tiles_is_the_one_that_holds_all_logits(name, setting, head):
-    found = _gradient(head_of(head), precision(name), setting)
-    compare(found, _materialised(name, setting), APART[name], name)
+    actual = _gradient(head_of(head), precision(name), setting)
+    compare(actual, _materialised(name, setting), APART[name], name)
 
 
 @pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting not in LEVELS])
 def test_every_other_objective_is_differentiated_in_the_kernels(setting):
-    found = _gradient(head_of("pallas"), PRECISIONS["float32"], setting)
-    compare(found, _materialised("float32", setting), APART["float32"], "float32")
+    actual = _gradient(head_of("pallas"), PRECISIONS["float32"], setting)
+    compare(actual, _materialised("float32", setting), APART["float32"], "float32")

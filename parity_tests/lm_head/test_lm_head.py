@@ -96,7 +96,7 @@ def test_bfloat16_gradients_keep_their_parameters_dtype_and_are_close_to_exact(n
     exact = jax.grad(loss, argnums=(0, 1))(rounded[0].astype(jnp.float32), rounded[1])
     assert to_hidden.dtype == jnp.bfloat16 and to_embedding.dtype == jnp.float32
     assert (to_embedding != to_embedding.astype(jnp.bfloat16).astype(jnp.float32)).any(), "rounded on the way"
-    for found, wanted in zip((to_hidden, to_embedding), exact, strict=True):
-        error = np.linalg.norm(found.astype(jnp.float32) - wanted) / np.linalg.norm(wanted)
+    for actual, wanted in zip((to_hidden, to_embedding), exact, strict=True):
+        error = np.linalg.norm(actual.astype(jnp.float32) - wanted) / np.linalg.norm(wanted)
         print(f"{name}: relative error {error:.1e} (tolerance 1e-2: the logits' gradient has bfloat16's 8 bits)")
         assert error < 1e-2

@@ -174,12 +174,14 @@ def test_the_update_is_credited_for_the_tokens_that_have_a_gradient_and_no_other
                     keys = sum(length + i for i in range(1, read + 1))
                     work += (read, keys, int(wanted_PGC[prompt, row].sum()))
         expected.append(tuple(work))
-    found = update_work(batch, settings.learning())
-    print(options, kl, "forward", found[0], "backward", found[1], "of", int(batch.mask_BS.sum()), "tokens")
-    assert [tuple(work)[:3] for work in found] == expected
-    assert found[1].predicted <= found[0].predicted
+    actual = update_work(batch, settings.learning())
+    print(options, kl, "forward", actual[0], "backward", actual[1], "of", int(batch.mask_BS.sum()), "tokens")
+    assert [tuple(work)[:3] for work in actual] == expected
+    assert actual[1].predicted <= actual[0].predicted
     if not options and kl == 0:
-        assert found[1].predicted < found[0].predicted == int(batch.mask_BS.sum()), "constant rows are there to be told"
+        assert actual[1].predicted < actual[0].predicted == int(batch.mask_BS.sum()), (
+            "constant rows are there to be told"
+        )
 
 
 @pytest.mark.parametrize("head", ["chunked", "materialised"])
@@ -249,7 +251,7 @@ def test_an_iterations_numbers_are_what_hands_compute(kl, beyond, monkeypatch):
     samples = samples._replace(flat_P=np.array([True, False, False, True]))
     seconds = {"rollout": 2.0, "score": 1.0, "reward": 3.0, "update": 5.0, "iteration": 12.0}
     legal = Headline("legal", "legal_move_rate", "legal", "legal moves", "share")
-    found = metrics.of_iteration(
+    actual = metrics.of_iteration(
         settings, TINY, samples, batch, [empty, first, last], seconds, [samples], None, [legal]
     )
     expected = {
@@ -265,5 +267,5 @@ def test_an_iterations_numbers_are_what_hands_compute(kl, beyond, monkeypatch):
     took = {"rollout": 2, "score": 4, "update": 5}
     for name, work in phase_flops(settings.learning(), TINY, batch, 3, []).items():
         expected |= {f"flops_per_second/{name}": work / took[name], f"mfu/{name}": work / took[name] / 2e12}
-    found = {name: value for name, value in found.items() if not name.startswith("memory/")}
-    assert found == pytest.approx(expected, nan_ok=True)
+    actual = {name: value for name, value in actual.items() if not name.startswith("memory/")}
+    assert actual == pytest.approx(expected, nan_ok=True)

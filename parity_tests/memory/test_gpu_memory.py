@@ -35,12 +35,12 @@ def test_the_report_is_the_peak_that_was_measured_for_every_program(config, monk
         monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {library}")
     else:
         needs_gpu("a CPU's allocator keeps no peak, and test_memory's slow tests read resident pages")
-    found = {name: fresh(str(file), [], "local", name) for name in names}
-    for name, record in found.items():
+    actual = {name: fresh(str(file), [], "local", name) for name in names}
+    for name, record in actual.items():
         assert "error" not in record, f"{name}: {record['error']}"
         compiled, held = record["compiled"] / 1e6, record["peak"] / 1e6
         print(f"{config}, {name}: report {compiled:.1f} MB, held {held:.1f} MB, {compiled / held - 1:+.1%}")
-    for name, record in found.items():
+    for name, record in actual.items():
         assert record["compiled"] == pytest.approx(record["peak"], rel=TOLERANCE), name
 
 
@@ -56,9 +56,11 @@ def test_what_was_said_of_the_card_without_it_is_what_it_needs(config, tmp_path)
         )
     described = compiled_report(CONFIGS / f"{config}.yaml", tmp_path, target=target)
     here = compiled_report(CONFIGS / f"{config}.yaml", tmp_path, target="local")
-    for planned, found in zip(described["programs"], here["programs"], strict=True):
-        print(f"{config}, {planned['name']}: {planned['peak'] / 1e6:.1f} MB planned, {found['peak'] / 1e6:.1f} MB here")
-        assert planned["peak"] == pytest.approx(found["peak"], rel=TOLERANCE), planned["name"]
+    for planned, actual in zip(described["programs"], here["programs"], strict=True):
+        print(
+            f"{config}, {planned['name']}: {planned['peak'] / 1e6:.1f} MB planned, {actual['peak'] / 1e6:.1f} MB here"
+        )
+        assert planned["peak"] == pytest.approx(actual["peak"], rel=TOLERANCE), planned["name"]
 
 
 # A micro-batch of 128 completions of 32 tokens, each with 50,304 logits.

@@ -89,8 +89,8 @@ ENTRY %main (a: f32[8,100]) -> f32[8,100] {
     ],
 )
 def test_a_kernels_bytes_are_those_that_it_touches(name, moved, flops, opaque):
-    found = cost(Module(HLO), name)
-    assert (found.moved, dict(found.flops), found.opaque) == (moved, flops, opaque)
+    actual = cost(Module(HLO), name)
+    assert (actual.moved, dict(actual.flops), actual.opaque) == (moved, flops, opaque)
 
 
 # XLA's own layout: `condition:` is never indented, and what follows an inner loop belongs to the outer step again.
@@ -140,11 +140,11 @@ def test_steps_are_counted_under_the_loop_branch_and_graph_they_belong_to():
 def test_a_graph_is_one_launch_and_its_kernels_cost_what_lies_between_them():
     part = Segment(name="x", operation="", kernels=10, captured=8, graphs=1, moved=1_008_096_000)
     part.flops["bf16"] = 1_652_000_000
-    found = part.floors("rtx4090")
-    assert found["bandwidth"] == pytest.approx(1e-3)  # its 1,008 GB/s
-    assert found["arithmetic"] == pytest.approx(1e-5)  # its 165.2 TFLOP/s
-    assert found["launches"] == pytest.approx(3 * LAUNCH_S[0] + 8 * GRAPH_KERNEL_S)
-    assert found["launches_without_graphs"] == pytest.approx(10 * LAUNCH_S[1])
+    actual = part.floors("rtx4090")
+    assert actual["bandwidth"] == pytest.approx(1e-3)  # its 1,008 GB/s
+    assert actual["arithmetic"] == pytest.approx(1e-5)  # its 165.2 TFLOP/s
+    assert actual["launches"] == pytest.approx(3 * LAUNCH_S[0] + 8 * GRAPH_KERNEL_S)
+    assert actual["launches_without_graphs"] == pytest.approx(10 * LAUNCH_S[1])
 
 
 def test_what_was_not_compiled_for_a_gpu_has_no_launches():
@@ -244,19 +244,19 @@ def test_the_configs_launch_no_more_kernels_than_they_did(case):
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_gpu_disable_gpuasm_optimizations=true"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found, held = json.loads(done.stdout.splitlines()[-1]), HELD[case]
-    decode = [part for part in found["rollout"] if "least_moved" in part]
-    micro_batch, score = (max(found[name], key=lambda part: part["kernels"]) for name in ("update", "reference"))
+    actual, held = json.loads(done.stdout.splitlines()[-1]), HELD[case]
+    decode = [part for part in actual["rollout"] if "least_moved" in part]
+    micro_batch, score = (max(actual[name], key=lambda part: part["kernels"]) for name in ("update", "reference"))
     counts = {
         "decode": [part["kernels"] for part in decode],
-        "update": [part["kernels"] for part in found["update"]],
-        "score": [part["kernels"] for part in found["reference"]],
+        "update": [part["kernels"] for part in actual["update"]],
+        "score": [part["kernels"] for part in actual["reference"]],
     }
     print(f"{name} for {target}: {counts}, held {held}")
     for what, kernels in counts.items():
         assert all(mine <= before for mine, before in zip(kernels, held[what], strict=True)), what
     assert all(part["captured"] >= part["kernels"] - 4 for part in (*decode, micro_batch, score)), "loops run as graphs"
-    assert all(part["unknown"] == 0 for parts in found.values() for part in parts)
+    assert all(part["unknown"] == 0 for parts in actual.values() for part in parts)
     assert all(part["moved"] >= 0.9 * part["least_moved"] for part in decode), "fewer bytes than there are to read"
 
 

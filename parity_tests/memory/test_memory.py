@@ -276,11 +276,11 @@ def test_a_rollout_needs_its_caches_and_weights_and_a_seventh_more(attention, tm
 def test_offloaded_moments_are_not_on_the_card(tmp_path):
     config = CONFIGS / "bench_8x174.yaml"
     plain = compiled_report(config, tmp_path)
-    found = compiled_report(config, tmp_path, "--update.offload_optimizer", "true")
+    actual = compiled_report(config, tmp_path, "--update.offload_optimizer", "true")
     moments = plain["resident"]["moments"]
-    saved = plain["total"] - found["total"]
+    saved = plain["total"] - actual["total"]
     print(f"{saved / 1e6:.0f} MB less on the card; the moments are {moments / 1e6:.0f} MB")
-    assert found["in_host"]["moments"] + found["resident"]["moments"] == moments
+    assert actual["in_host"]["moments"] + actual["resident"]["moments"] == moments
     # AdamW brings them over a tensor at a time: at the fullest moment at most the embedding's are there, 2 and 4 bytes each.
     assert moments - (2 + 4) * 50304 * 768 <= saved <= moments
 
@@ -303,9 +303,9 @@ def test_the_training_step_needs_less_with_a_head_in_tiles():
 
 @needs_plugin
 def test_the_batch_that_an_earlier_system_could_not_train_needs_two_gigabytes(tmp_path):
-    found = compiled_report(CONFIGS / "bench_8x174.yaml", tmp_path)
-    print(f"{found['total'] / 1e9:.3f} GB (at most 2.2, with the reference resident)")
-    assert found["total"] <= 2.2e9 and found["resident"]["reference"] > 0
+    actual = compiled_report(CONFIGS / "bench_8x174.yaml", tmp_path)
+    print(f"{actual['total'] / 1e9:.3f} GB (at most 2.2, with the reference resident)")
+    assert actual["total"] <= 2.2e9 and actual["resident"]["reference"] > 0
 
 
 @pytest.mark.skipif(PLUGIN, reason="the plugin is installed")
@@ -326,8 +326,8 @@ def test_the_compiled_bytes_are_the_measured_ones_where_xlas_own_kernels_do_the_
     # So does Eigen, in blocks that follow the caches' sizes: 11.5 MB beside 260 MB of third-level cache, when 64 prompts' peak is
     # in a matmul. Twice as many prompts hold them to less than the tolerance, on any machine.
     more = ["--prompts.per_iteration", "128"] if program == "rollout" else []
-    found = fresh(str(CONFIGS / f"{name}.yaml"), more, "cpu", program)
-    compiled, measured = found["compiled"], found["peak"]
+    actual = fresh(str(CONFIGS / f"{name}.yaml"), more, "cpu", program)
+    compiled, measured = actual["compiled"], actual["peak"]
     print(f"{name}, {program}: compiled {compiled / 1e6:.1f} MB, measured {measured / 1e6:.1f} MB (tolerance 5 %)")
     assert compiled == pytest.approx(measured, rel=0.05)
 
@@ -367,9 +367,9 @@ def test_memory_that_is_kept_is_not_faulted_in_anew_and_none_is_kept_where_it_is
     # Ten times the same block, as a program asks for its temporaries in each step; faults in blocks' pages. No huge pages for
     # malloc, unless the system gives them to all.
     done = subprocess.run([sys.executable, "-c", FAULTS, room], capture_output=True, text=True, check=True)
-    kept, given_back, after = done.stdout.split()
+    retained, given_back, after = done.stdout.split()
     print(f"{float(given_back):.2f} blocks faulted in when given back, {float(after):.2f} after")
-    assert kept == keeps
+    assert retained == keeps
     if "[always]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         assert float(given_back) > 9
         assert float(after) <= most if most else float(after) > 9

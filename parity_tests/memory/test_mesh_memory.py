@@ -78,13 +78,13 @@ TARGETS = ["cpu", pytest.param("rtx4090", marks=needs_plugin)]
 @pytest.mark.parametrize("target", TARGETS)
 def test_figures_are_of_each_device(target, tmp_path):
     """Under fsdp each has a quarter of parameters, moments and reference, gathers the rest, and scatters gradients."""
-    found = report(tmp_path, target, "--mesh.fsdp", "4")
-    whole = found["parameters"] * 4  # bytes: float32
-    assert found["resident"]["parameters"] == found["resident"]["reference"] == whole // 4
-    assert 0 <= found["resident"]["moments"] - 2 * whole // 4 < 64, "and counts"
-    update = next(program for program in found["programs"] if program["name"] == "update")
+    actual = report(tmp_path, target, "--mesh.fsdp", "4")
+    whole = actual["parameters"] * 4  # bytes: float32
+    assert actual["resident"]["parameters"] == actual["resident"]["reference"] == whole // 4
+    assert 0 <= actual["resident"]["moments"] - 2 * whole // 4 < 64, "and counts"
+    update = next(program for program in actual["programs"] if program["name"] == "update")
     assert sum(update["parts"].values()) == update["total"]
-    held = found["resident"]["parameters"] + found["resident"]["moments"]
+    held = actual["resident"]["parameters"] + actual["resident"]["moments"]
     assert held <= update["arguments"] < held + 20_000, "and its share of the batch"
     moved = {(each["axis"], each["opcode"]): each["bytes"] for each in update["moved"]}
     assert set(axis for axis, _ in moved) == {"fsdp"}
@@ -100,11 +100,11 @@ def test_figures_are_of_each_device(target, tmp_path):
 @needs_plugin
 def test_weights_are_gathered_in_the_dtype_they_are_read_in(tmp_path):
     """The linear maps' in bfloat16, by the update and by the reference, whose masters are in float32."""
-    found = report(tmp_path, "rtx4090", "--mesh.fsdp", "4", "--model.compute_dtype", "bfloat16")
+    actual = report(tmp_path, "rtx4090", "--mesh.fsdp", "4", "--model.compute_dtype", "bfloat16")
     kernels = 12 * 64 * 64 * 2  # of two blocks
-    others = found["parameters"] - kernels
+    others = actual["parameters"] - kernels
     for name in ("reference", "update"):
-        program = next(program for program in found["programs"] if program["name"] == name)
+        program = next(program for program in actual["programs"] if program["name"] == name)
         (gathered,) = (each["bytes"] for each in program["moved"] if each["opcode"] == "all-gather")
         most = 2 * 3 / 4 * (2 * kernels + 4 * others)
         print(f"{name}: {gathered} bytes gathered in two micro-batches, of {most:.0f} at most")
@@ -117,10 +117,10 @@ def test_weights_are_gathered_in_the_dtype_they_are_read_in(tmp_path):
 def test_an_episodes_caches_are_written_in_place_and_cut_over_the_mesh(target, mesh, tmp_path):
     """What goes from turn to turn: keys and values of prompts, of earlier turns and of the newest, and which of them count."""
     words = [word for axis, n in mesh.items() for word in (f"--mesh.{axis}", str(n))]
-    found = compiled_report(CONFIGS / "guess.yaml", tmp_path, *words, target=target)
-    later = next(program for program in found["programs"] if program["name"] == "rollout/later turns")
+    actual = compiled_report(CONFIGS / "guess.yaml", tmp_path, *words, target=target)
+    later = next(program for program in actual["programs"] if program["name"] == "rollout/later turns")
     prompts, group, layers, width, columns = 64 // mesh.get("data", 1), 8, 2, 64 // mesh.get("tensor", 1), 2 * (2 + 8)
-    kept = prompts * (16 + group * (columns + 2 - 1)) * 2 * layers * width * 4 + prompts * group * columns
-    print(f"{target}, {mesh}: {later['aliased']} bytes in place of {kept}")
-    assert kept <= later["aliased"] < kept + 4096, "in blocks of 64 bytes"
+    retained = prompts * (16 + group * (columns + 2 - 1)) * 2 * layers * width * 4 + prompts * group * columns
+    print(f"{target}, {mesh}: {later['aliased']} bytes in place of {retained}")
+    assert retained <= later["aliased"] < retained + 4096, "in blocks of 64 bytes"
     assert sum(later["parts"].values()) == later["total"]

@@ -112,9 +112,9 @@ def _found(cases: tuple[str, ...]) -> dict[str, Any]:
 @pytest.fixture
 def found(one: str, request: pytest.FixtureRequest) -> dict[str, Any]:
     """What the case found: one process for many of its kind that are asked for, since their one-device programs are the same."""
-    asked = (item.callspec.params.get("one") for item in request.session.items if hasattr(item, "callspec"))
+    requested = (item.callspec.params.get("one") for item in request.session.items if hasattr(item, "callspec"))
     kind = f'{{"do": "{json.loads(one)["do"]}"'
-    cases = list(dict.fromkeys(each for each in asked if str(each).startswith(kind)))
+    cases = list(dict.fromkeys(each for each in requested if str(each).startswith(kind)))
     first = cases.index(one) // TOGETHER * TOGETHER
     record = _found(tuple(cases[first : first + TOGETHER]))
     assert "error" not in record, record

@@ -88,9 +88,9 @@ def differences(run: Path, reference: Path) -> tuple[float, float]:
 
 def require_same(run: Path, reference: Path) -> None:
     """Bit for bit."""
-    found, expected = (load(path / "checkpoints" / files.folder_name(ITERATIONS)) for path in (run, reference))
+    actual, expected = (load(path / "checkpoints" / files.folder_name(ITERATIONS)) for path in (run, reference))
     for name, array in expected.arrays.items():
-        assert np.array_equal(found.arrays[name], array), name
+        assert np.array_equal(actual.arrays[name], array), name
     assert lines_without_times(run) == lines_without_times(reference)
     weights = [(path / "weights" / "model.safetensors").read_bytes() for path in (run, reference)]
     assert weights[0] == weights[1]
@@ -183,8 +183,8 @@ def test_two_processes_play_the_episodes_of_one(task, folder):
     parameters, metrics = differences(folder / f"{task}2", folder / f"{task}1")
     print(f"2 processes: parameters {parameters:.1e}, metrics {metrics:.1e} (tolerance {TOLERANCE:.0e})")
     assert parameters < TOLERANCE and metrics < TOLERANCE
-    said = [(folder / f"{task}{count}" / "samples.jsonl").read_text() for count in (1, 2)]
-    assert said[0] == said[1] and said[0].count("\n") >= 2, "and every turn of the samples is the same"
+    printed = [(folder / f"{task}{count}" / "samples.jsonl").read_text() for count in (1, 2)]
+    assert printed[0] == printed[1] and printed[0].count("\n") >= 2, "and every turn of the samples is the same"
 
 
 @pytest.mark.slow
@@ -257,9 +257,9 @@ def test_several_processes_train_the_quickstart_to_the_metrics_of_one(count, tmp
         return lines_without_times(tmp_path / name)
 
     together = ["--mesh.coordinator", free_address(), *MESHES[count]]
-    found = trained("several", *([*together, "--mesh.process", f"{number}/{count}"] for number in range(count)))
+    actual = trained("several", *([*together, "--mesh.process", f"{number}/{count}"] for number in range(count)))
     expected = trained("one", [])
-    worst, name = max((abs(a[name] - b[name]), name) for a, b in zip(found, expected, strict=True) for name in b)
+    worst, name = max((abs(a[name] - b[name]), name) for a, b in zip(actual, expected, strict=True) for name in b)
     print(f"{count} processes, {len(expected)} records of the quickstart: {worst:.1e} ({name})")
     assert worst < 1e-9, "a thousand times the tiny model's sums"
 

@@ -58,9 +58,9 @@ def test_kernels_give_the_gradients_of_one_array_of_scores(window, x64):
         )
         for name in ("full", "pallas")
     ]
-    (value, exact), (of_kernels, found) = (gradient(*arrays("float64")) for gradient in gradients)
+    (value, exact), (of_kernels, actual) = (gradient(*arrays("float64")) for gradient in gradients)
     assert abs(value - of_kernels) < 1e-12 * abs(value)
-    assert max(relative_error(a, b) for a, b in zip(found, exact, strict=True)) < 1e-12
+    assert max(relative_error(a, b) for a, b in zip(actual, exact, strict=True)) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["auto", "blocks", "pallas"])

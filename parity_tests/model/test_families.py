@@ -88,8 +88,8 @@ def test_logits_are_those_of_transformers_with_padding_on_either_side(case, side
     assert np.abs(expected[mask == 1]).max() > 0.5
     for name, blocks in IN_BLOCKS.items():
         model = ours(case, blocks)
-        found = logits_of(model, model(jnp.asarray(ids), jnp.asarray(mask)))
-        show("logits", {name: float(np.abs(found - expected)[mask == 1].max())}, CLOSE)
+        actual = logits_of(model, model(jnp.asarray(ids), jnp.asarray(mask)))
+        show("logits", {name: float(np.abs(actual - expected)[mask == 1].max())}, CLOSE)
 
 
 def grouped_case(case: str):
@@ -109,8 +109,8 @@ def test_grouped_completions_have_the_logits_of_their_concatenation(case, x64):
     tokens, expected, real = grouped_case(case)
     for remat, blocks in ((False, None), ("all", None), ("all", IN_BLOCKS["blocks"])):
         model = ours(case, blocks, remat=remat)
-        found = logits_of(model, model.grouped(*tokens))
-        show("grouped", {f"{remat} {blocks}": float(np.abs(found - expected)[real].max())}, CLOSE)
+        actual = logits_of(model, model.grouped(*tokens))
+        show("grouped", {f"{remat} {blocks}": float(np.abs(actual - expected)[real].max())}, CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,8 @@ def test_a_tied_head_without_the_embedding_beside_it_is_the_embedding(tmp_path):
     stored["lm_head.weight"] = stored.pop("model.embed_tokens.weight")
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
-    found = to_hf(load_hf(tmp_path)[1], read_architecture(CASES["llama_tied"]))
-    assert all(np.array_equal(x, again[name].numpy()) for name, x in found.items())
+    actual = to_hf(load_hf(tmp_path)[1], read_architecture(CASES["llama_tied"]))
+    assert all(np.array_equal(x, again[name].numpy()) for name, x in actual.items())
 
 
 def test_gemmas_embeddings_are_scaled_by_what_bfloat16_makes_of_the_factor():
@@ -314,12 +314,12 @@ def test_greedy_rollouts_are_those_of_generate(case):
     )  # fmt: skip
     new = LEAST_CHUNK + 6
     generate = make_generate(nnx.split(abstract, nnx.Param)[0], settings, group_size=2, max_new_tokens=new)
-    found = generate(params, ids, mask, np.zeros(4, np.int32), np.arange(4), 0, 0).completion_ids_PGC
+    actual = generate(params, ids, mask, np.zeros(4, np.int32), np.arange(4), 0, 0).completion_ids_PGC
     with torch.no_grad():
         wanted = peer.generate(
             torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=new, min_new_tokens=new,
             do_sample=False, eos_token_id=None, pad_token_id=0,
         )[:, ids.shape[1] :]  # fmt: skip
     assert len(np.unique(np.asarray(wanted))) > 8
-    np.testing.assert_array_equal(found[:, 0], wanted)
-    np.testing.assert_array_equal(found[:, 1], wanted)
+    np.testing.assert_array_equal(actual[:, 0], wanted)
+    np.testing.assert_array_equal(actual[:, 1], wanted)

@@ -123,13 +123,13 @@ def test_every_gradient_of_the_update_is_the_references_in_float64(name, way):
     with jax.default_matmul_precision(how.matmuls):
         step = jax.jit(make_step(graphdef, config.learning()))
         _, metrics, logp_BC, grads = step(init_state(policy.params, config.learning()), in_float32(problem.batch))
-    found = {key: np.asarray(value) for key, value in metrics.items()}
-    found |= {f"grad/{key}": x for key, x in to_hf(grads, problem.architecture).items()}
+    actual = {key: np.asarray(value) for key, value in metrics.items()}
+    actual |= {f"grad/{key}": x for key, x in to_hf(grads, problem.architecture).items()}
     assert problem.step["clip_fraction/low"] > 0 and problem.step["clip_fraction/high"] > 0, "both clip sides act"
     there = problem.flat["completion_mask"]
     show("logp", {"logp": logp_error(aligned(logp_BC), problem.step["logp"], there)}, how.allowed.logp)
-    show("loss and metrics", scalar_errors(found, problem.step, how.floors), how.allowed.scalars)
-    show("gradients", tensor_errors(found, problem.step), how.allowed.gradients)
+    show("loss and metrics", scalar_errors(actual, problem.step, how.floors), how.allowed.scalars)
+    show("gradients", tensor_errors(actual, problem.step), how.allowed.gradients)
 
 
 @pytest.mark.parametrize("first_moment", ["parameters", "bfloat16"])
@@ -141,4 +141,4 @@ def test_moments_in_host_memory_train_the_same(first_moment):
     allowed = TOLERANCES["float32"].change if on_gpu() else 0.0
     names = (jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(beside.params))
     pairs = zip(names, jax.tree.leaves(offloaded.params), jax.tree.leaves(beside.params), strict=True)
-    show("parameters", {name: relative_l2(name, found, wanted) for name, found, wanted in pairs}, allowed)
+    show("parameters", {name: relative_l2(name, actual, wanted) for name, actual, wanted in pairs}, allowed)

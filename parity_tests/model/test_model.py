@@ -63,8 +63,8 @@ def test_padding_on_either_side_changes_no_real_token(side, tmp_path, x64):
     expected = theirs(torch.tensor(ids)).logits.detach().numpy()
     pad = ((0, 0), (5, 0) if side == "left" else (0, 5))
     mask = np.pad(np.ones_like(ids), pad)
-    found = _jax_logits(tmp_path, np.pad(ids, pad, constant_values=7), mask, jnp.float64)[mask.astype(bool)]
-    assert np.abs(found - expected[0]).max() < 1e-10
+    actual = _jax_logits(tmp_path, np.pad(ids, pad, constant_values=7), mask, jnp.float64)[mask.astype(bool)]
+    assert np.abs(actual - expected[0]).max() < 1e-10
 
 
 def test_positions_count_real_tokens_only():

@@ -113,10 +113,10 @@ def gemma(cache, tmp_path_factory):
 def test_smollm2_answers_ten_questions_as_transformers_does(smollm2):
     judge, ours = AutoTokenizer.from_pretrained(weights_directory(smollm2)), load_named(smollm2).tokenizer
     template = ChatTemplate(smollm2)
-    asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    asked[3].insert(0, {"role": "system", "content": "You answer with one word."})
-    texts = [template.render(messages) for messages in asked]
-    for messages, text in zip(asked, texts, strict=True):
+    requested = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    requested[3].insert(0, {"role": "system", "content": "You answer with one word."})
+    texts = [template.render(messages) for messages in requested]
+    for messages, text in zip(requested, texts, strict=True):
         expected = judge.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         assert ours.encode_prompts([text]) == [expected], text
     worst = differs(smollm2, texts, 24)

@@ -64,10 +64,10 @@ def test_a_batch_without_its_padding_has_the_same_scores_and_gradients(micro_bat
     learning = config(update={"micro_batches": micro_batches}).learning()
     gradient = jax.jit(make_gradient(graphdef, learning))
     loss, grads, logp_BS, _ = gradient(params, batch, jnp.float64(0.04))
-    found = gradient(params, packed, jnp.float64(0.04))
-    assert relative_error(grads, found[1]) < 1e-12 and abs(loss - found[0]) < 1e-12 * abs(loss)
+    actual = gradient(params, packed, jnp.float64(0.04))
+    assert relative_error(grads, actual[1]) < 1e-12 and abs(loss - actual[0]) < 1e-12 * abs(loss)
     real = batch.mask_BS == 1
-    chex.assert_trees_all_close(logp_BS[real], found[2][real], rtol=1e-12)
+    chex.assert_trees_all_close(logp_BS[real], actual[2][real], rtol=1e-12)
     scores = (make_score(graphdef, learning)(params, which)[0][real] for which in (batch, packed))
     chex.assert_trees_all_close(*scores, rtol=1e-12)
 

@@ -126,9 +126,9 @@ def test_the_bytes_of_tokens_make_up_the_text(pairs):
         assert len(pieces) == ours.vocab_size
         for _ in range(300):
             ids = [begins, *(rng.randrange(ours.vocab_size) for _ in range(rng.randint(0, 12)))]
-            text, said = ours.decode(ids), b"".join(pieces[i] for i in ids).decode("utf-8", errors="replace")
+            text, output = ours.decode(ids), b"".join(pieces[i] for i in ids).decode("utf-8", errors="replace")
             # A run of byte tokens that is no text as a whole is none in any part to the fallback's decoder.
-            assert text.lstrip() == said.lstrip() or (kind == "fallback" and "\ufffd" in text), (kind, ids)
+            assert text.lstrip() == output.lstrip() or (kind == "fallback" and "\ufffd" in text), (kind, ids)
 
 
 def test_a_stop_text_within_tokens_ends_a_completion_where_the_text_has_it(pairs):

@@ -239,9 +239,9 @@ def require_same(ours: Tokenizer, theirs, ends: list[int]) -> None:
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert ours.encode(text) == ids, text
         assert ours.decode(ids) == theirs.decode([i for i in ids if i not in ends], skip_special_tokens=True), text
-        asked = theirs(text)["input_ids"]
-        twice = asked[:2] == [theirs.bos_token_id] * 2
-        assert ours.encode_prompts([text]) == [asked[1:] if twice else asked], text
+        requested = theirs(text)["input_ids"]
+        twice = requested[:2] == [theirs.bos_token_id] * 2
+        assert ours.encode_prompts([text]) == [requested[1:] if twice else requested], text
 
 
 def test_a_folder_is_what_transformers_makes_of_it(folder):
@@ -256,10 +256,10 @@ def test_chats_have_the_text_and_the_ids_of_transformers(folder):
     ours, template, theirs = Tokenizer.load(str(folder)), ChatTemplate(str(folder)), theirs_of(folder)[0]
     for chat in CHATS:
         for tools in (None, [TOOL]):
-            asked = {"tools": tools, "add_generation_prompt": True}
+            requested = {"tools": tools, "add_generation_prompt": True}
             text = template.render(chat, tools)
-            assert text == theirs.apply_chat_template(chat, tokenize=False, **asked)
-            ids = theirs.apply_chat_template(chat, return_dict=True, **asked)["input_ids"]
+            assert text == theirs.apply_chat_template(chat, tokenize=False, **requested)
+            ids = theirs.apply_chat_template(chat, return_dict=True, **requested)["input_ids"]
             assert ours.encode_prompts([text, "in", text])[::2] == [ids, ids]
 
 

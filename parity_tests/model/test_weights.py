@@ -119,8 +119,8 @@ def test_truncated_and_missing_files_are_named(folder):
     ],
 )
 def test_other_architectures_are_refused(folder, settings, message):
-    found = json.loads((folder / "config.json").read_text()) | settings
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
+    actual = json.loads((folder / "config.json").read_text()) | settings
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in actual.items() if v is not None}))
     with pytest.raises(WeightsError, match=message):
         load_hf(folder)
 

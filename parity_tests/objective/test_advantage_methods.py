@@ -69,42 +69,42 @@ def expected_gradient(p: float, n: int, config: AdvantageConfig) -> float:
 
 
 def test_opo_takes_off_the_mean_that_lengths_weigh(x64):
-    for found, rewards, lengths in zip(both(REWARDS, OPO, LENGTHS), REWARDS, LENGTHS, strict=True):
+    for actual, rewards, lengths in zip(both(REWARDS, OPO, LENGTHS), REWARDS, LENGTHS, strict=True):
         base = (lengths * rewards).sum() / lengths.sum()
-        np.testing.assert_allclose(found, rewards - base, rtol=1e-12)
-        assert abs((lengths * found).sum()) < 1e-12 < abs(found.sum())
+        np.testing.assert_allclose(actual, rewards - base, rtol=1e-12)
+        assert abs((lengths * actual).sum()) < 1e-12 < abs(actual.sum())
 
 
 def test_no_other_baseline_has_less_variance_than_opos_where_gradients_grow_with_length(x64):
     """Var of sum_i g_i (r_i - b), E g = 0 and E g^2 = l: sum l (r - b)^2, which is least at OPO's b."""
-    found, lengths = both(REWARDS, OPO, LENGTHS)[0], LENGTHS[0]
-    least = (lengths * found**2).sum()
+    actual, lengths = both(REWARDS, OPO, LENGTHS)[0], LENGTHS[0]
+    least = (lengths * actual**2).sum()
     for shift in (-0.1, -1e-3, 1e-3, 0.1):
-        assert (lengths * (found + shift) ** 2).sum() > least
+        assert (lengths * (actual + shift) ** 2).sum() > least
     mean = REWARDS[0] - REWARDS[0].mean()
     assert (lengths * mean**2).sum() > 1.01 * least
 
 
 def test_opo_of_equal_lengths_is_the_groups_mean(x64):
-    found = both(REWARDS, OPO, np.full(REWARDS.shape, 6))
+    actual = both(REWARDS, OPO, np.full(REWARDS.shape, 6))
     expected, _ = group_advantages(jnp.asarray(REWARDS), AdvantageConfig(scale="none"))
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_opo_normalises_each_component_about_its_own_weighted_mean(x64):
     config = AdvantageConfig(baseline="opo", components="normalise_each")
     stacked, weights, lengths = (jnp.asarray(x) for x in ([REWARDS, REWARDS[::-1] ** 2], [1.0, 0.5], LENGTHS))
-    found, _ = combined_advantages(stacked, weights, config, lengths)
+    actual, _ = combined_advantages(stacked, weights, config, lengths)
     each = [group_advantages(component, config, lengths)[0] for component in stacked]
-    np.testing.assert_allclose(found, each[0] + 0.5 * each[1], rtol=1e-12)
+    np.testing.assert_allclose(actual, each[0] + 0.5 * each[1], rtol=1e-12)
 
 
 # MaxRL ----------------------------------------------------------------------------------------------------------
 
 
 def test_maxrl_divides_by_the_success_rate(x64):
-    found = both(np.array([[1.0, 0, 0, 0], [1, 1, 1, 0]]), MAXRL)
-    np.testing.assert_allclose(found, [[3, -1, -1, -1], [1 / 3, 1 / 3, 1 / 3, -1]], rtol=1e-12)
+    actual = both(np.array([[1.0, 0, 0, 0], [1, 1, 1, 0]]), MAXRL)
+    np.testing.assert_allclose(actual, [[3, -1, -1, -1], [1 / 3, 1 / 3, 1 / 3, -1]], rtol=1e-12)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
@@ -140,15 +140,15 @@ def test_pass_at_k_is_its_definition_over_all_subsets(n, k, kind, x64):
     }[kind]
     draws[:, :2] = [0.25, 1.0]  # no group without signal
     draws = rng.permuted(draws, axis=1)
-    found = both(draws, pass_at_k(k))
-    np.testing.assert_allclose(found, [enumerated(rewards, k) for rewards in draws], rtol=1e-12, atol=1e-13)
-    assert (found >= 0).all(), "a sample can only add to the best of k"
+    actual = both(draws, pass_at_k(k))
+    np.testing.assert_allclose(actual, [enumerated(rewards, k) for rewards in draws], rtol=1e-12, atol=1e-13)
+    assert (actual >= 0).all(), "a sample can only add to the best of k"
 
 
 def test_pass_at_k_is_divided_by_its_groups_deviation(x64):
-    for found, rewards in zip(both(REWARDS, pass_at_k(3, "group")), REWARDS, strict=True):
+    for actual, rewards in zip(both(REWARDS, pass_at_k(3, "group")), REWARDS, strict=True):
         expected = enumerated(rewards, 3) / (rewards.std(ddof=1) + 1e-4)
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
@@ -171,10 +171,10 @@ def test_more_successes_than_a_subset_can_miss_teach_nothing(x64):
     unequal = 0
     for size, k in ((2, 2), (4, 2), (4, 3), (5, 3), (5, 5)):
         rewards = np.array(batches[size])
-        found, flat = group_advantages(jnp.asarray(rewards), pass_at_k(k))
+        actual, flat = group_advantages(jnp.asarray(rewards), pass_at_k(k))
         expected = [bool(np.abs(enumerated(group, k)).max() > 1e-9) for group in rewards]
         assert (~flat).tolist() == expected
-        assert ((np.asarray(found) == 0).all(1) == ~np.array(expected)).all()
+        assert ((np.asarray(actual) == 0).all(1) == ~np.array(expected)).all()
         theirs = of_reference(rewards, pass_at_k(k), np.ones(rewards.shape, int))
         tensors = [torch.from_numpy(x.reshape(-1).copy()) for x in (rewards, theirs, group_ids(rewards))]
         assert groups_with_signal(*tensors, k) == expected
@@ -190,24 +190,24 @@ def test_components_that_cancel_leave_a_group_without_signal(how, weights, x64):
     second, ids, expected = np.where(np.arange(8) < 4, 1 - first, 0.0), np.repeat([0, 1], 4), [False, True]
     config = AdvantageConfig.model_validate({"components": how})
     components = np.stack([first, second, np.where(np.arange(8) < 4, first, 1.0)])
-    found, flat = combined_advantages(jnp.asarray(components).reshape(3, 2, 4), jnp.asarray(weights), config)
+    actual, flat = combined_advantages(jnp.asarray(components).reshape(3, 2, 4), jnp.asarray(weights), config)
     assert (~flat).tolist() == expected
-    assert [bool(row.any()) for row in np.asarray(found)] == expected
+    assert [bool(row.any()) for row in np.asarray(actual)] == expected
     judged, ids_B = torch.from_numpy(components.T), torch.from_numpy(ids)
     theirs = component_advantages(judged, weights, ids_B, components=how)
     # float64 rounding of four terms
-    np.testing.assert_allclose(found, theirs.numpy().reshape(2, 4), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(actual, theirs.numpy().reshape(2, 4), rtol=1e-12, atol=1e-13)
     assert groups_with_signal(judged, theirs, ids_B) == expected
 
 
 def test_pass_at_k_of_a_large_group_stays_within_float32():
     """512 over 256 has 153 digits, and float32 ends at 38."""
     rewards = np.random.default_rng(0).normal(size=(1, 512))
-    found, _ = group_advantages(jnp.float32(rewards), pass_at_k(256))
+    actual, _ = group_advantages(jnp.float32(rewards), pass_at_k(256))
     theirs = of_reference(rewards, pass_at_k(256), np.ones((1, 512), int))
-    assert np.isfinite(found).all()
+    assert np.isfinite(actual).all()
     # float32: products of 254 factors, each rounded
-    np.testing.assert_allclose(found, theirs, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(actual, theirs, rtol=1e-3, atol=1e-5)
 
 
 # at the edge ----------------------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ EVERY = {"OPO": OPO, "MaxRL": MAXRL, "pass@2": pass_at_k(2)}
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_groups_without_signal_and_groups_of_one_have_exactly_no_advantage(config, dtype, x64):
     rewards = np.array([[0.1] * 7, [0.0] * 7, [0.0] * 6 + [1.0]], dtype)
-    found, flat = group_advantages(jnp.asarray(rewards), config, jnp.arange(1, 22).reshape(3, 7))
-    assert (found[:2] == 0).all() and float(found[2, 6]) > 0 and np.isfinite(found).all() and found.dtype == dtype
+    actual, flat = group_advantages(jnp.asarray(rewards), config, jnp.arange(1, 22).reshape(3, 7))
+    assert (actual[:2] == 0).all() and float(actual[2, 6]) > 0 and np.isfinite(actual).all() and actual.dtype == dtype
     assert flat.tolist() == [True, True, False]
     if config.pass_at_k is None:
-        found, flat = group_advantages(jnp.asarray(rewards[:, :1]), config, jnp.arange(1, 4)[:, None])
-        assert (found == 0).all() and flat.all()
+        actual, flat = group_advantages(jnp.asarray(rewards[:, :1]), config, jnp.arange(1, 4)[:, None])
+        assert (actual == 0).all() and flat.all()
 
 
 @pytest.mark.parametrize("config", EVERY.values(), ids=EVERY)
@@ -244,9 +244,9 @@ def test_a_group_with_fewer_samples_than_k_has_no_estimate():
 @pytest.mark.parametrize("config", EVERY.values(), ids=EVERY)
 def test_they_compile(config):
     rewards, lengths = jnp.float32(REWARDS), jnp.asarray(LENGTHS)
-    found, _ = jax.jit(lambda rewards, lengths: group_advantages(rewards, config, lengths))(rewards, lengths)
+    actual, _ = jax.jit(lambda rewards, lengths: group_advantages(rewards, config, lengths))(rewards, lengths)
     expected, _ = group_advantages(rewards, config, lengths)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # float32, sums in another order
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)  # float32, sums in another order
 
 
 def test_lengths_of_another_shape_are_refused():

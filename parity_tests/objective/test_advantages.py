@@ -20,8 +20,8 @@ def _config(baseline="mean", scale="none", components="sum_first", clip=None):
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_advantages_are_their_definition_and_sum_to_zero_per_group(baseline, scale, x64):
-    found, _ = group_advantages(jnp.asarray(REWARDS), _config(baseline, scale))
-    for r, found_G in zip(REWARDS, found, strict=True):
+    actual, _ = group_advantages(jnp.asarray(REWARDS), _config(baseline, scale))
+    for r, found_G in zip(REWARDS, actual, strict=True):
         base = r.mean() if baseline == "mean" else np.array([np.delete(r, i).mean() for i in range(len(r))])
         std = {
             "none": 1.0,
@@ -51,11 +51,11 @@ def test_a_robust_scale_is_a_normal_distributions_deviation_and_a_spike_moves_it
     spiked = np.append(rewards[:63], 100.0)
     divisor = {}
     for scale in ("group", "robust"):
-        (found,), _ = group_advantages(jnp.asarray([rewards]), _config(scale=scale))
+        (actual,), _ = group_advantages(jnp.asarray([rewards]), _config(scale=scale))
         # A thousand values give the deviation to about 0.024 of it, and an advantage is 3.5 at most.
-        np.testing.assert_allclose(found, (rewards - rewards.mean()) / 2, atol=0.15)
-        (found,), _ = group_advantages(jnp.asarray([spiked]), _config(scale=scale))
-        divisor[scale] = (spiked - spiked.mean())[-1] / found[-1]
+        np.testing.assert_allclose(actual, (rewards - rewards.mean()) / 2, atol=0.15)
+        (actual,), _ = group_advantages(jnp.asarray([spiked]), _config(scale=scale))
+        divisor[scale] = (spiked - spiked.mean())[-1] / actual[-1]
     assert 2 < divisor["robust"] < 4 and divisor["group"] > 12  # the others' deviation is 2
 
 
@@ -110,10 +110,10 @@ def test_a_group_of_one_has_no_signal(baseline, scale):
 
 def test_advantages_compile():
     step = jax.jit(lambda rewards: group_advantages(rewards, _config(scale="group")))
-    found, flat = step(jnp.asarray(REWARDS, jnp.float32))
+    actual, flat = step(jnp.asarray(REWARDS, jnp.float32))
     expected, _ = group_advantages(jnp.asarray(REWARDS, jnp.float32), _config(scale="group"))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert found.dtype == jnp.float32 and not flat.any()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    assert actual.dtype == jnp.float32 and not flat.any()
 
 
 def test_components_summed_first_or_normalised_each(x64):
@@ -131,10 +131,10 @@ def test_components_summed_first_or_normalised_each(x64):
 def test_each_component_is_normalised_in_its_own_group_and_by_gdpo_once_more_over_the_batch(x64):
     stacked, weights = jnp.stack([jnp.asarray(REWARDS), 100 * jnp.asarray(REWARDS[::-1, ::-1])]), jnp.array([1.0, 0.5])
     expected = sum(w * group_advantages(x, _config(scale="group"))[0] for w, x in zip(weights, stacked, strict=True))
-    found, _ = combined_advantages(stacked, weights, _config(scale="group", components="normalise_each"))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    found, _ = combined_advantages(stacked, weights, _config(scale="group", components="gdpo"))
-    np.testing.assert_allclose(found, (expected - expected.mean()) / (np.std(expected, ddof=1) + 1e-4), rtol=1e-12)
+    actual, _ = combined_advantages(stacked, weights, _config(scale="group", components="normalise_each"))
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    actual, _ = combined_advantages(stacked, weights, _config(scale="group", components="gdpo"))
+    np.testing.assert_allclose(actual, (expected - expected.mean()) / (np.std(expected, ddof=1) + 1e-4), rtol=1e-12)
 
 
 @pytest.mark.parametrize("components", ["sum_first", "normalise_each", "gdpo"])
@@ -166,12 +166,12 @@ def test_a_component_of_weight_zero_gives_no_signal_and_may_hold_anything(compon
 def test_gdpo_takes_no_note_of_a_component_of_weight_zero(x64):
     stacked = jnp.array([[[1.0, 1.0], [0.0, 2.0]], [[np.nan, 1.0], [np.inf, 0.0]]])
     config = _config(scale="group", components="gdpo")
-    found, flat = combined_advantages(stacked, jnp.array([1.0, 0.0]), config)
+    actual, flat = combined_advantages(stacked, jnp.array([1.0, 0.0]), config)
     alone, _ = combined_advantages(stacked[:1], jnp.array([1.0]), config)
-    np.testing.assert_array_equal(found, alone)
-    assert flat.tolist() == [True, False] and (found[0] == 0).all() and (found[1] != 0).all()
+    np.testing.assert_array_equal(actual, alone)
+    assert flat.tolist() == [True, False] and (actual[0] == 0).all() and (actual[1] != 0).all()
 
 
 def test_overlong_penalty_is_linear_in_the_buffer():
-    found = overlong_penalty(jnp.array([10, 15, 20]), cap=20, buffer=10, weight=0.5)
-    np.testing.assert_allclose(found, [0.0, -0.25, -0.5])
+    actual = overlong_penalty(jnp.array([10, 15, 20]), cap=20, buffer=10, weight=0.5)
+    np.testing.assert_allclose(actual, [0.0, -0.25, -0.5])

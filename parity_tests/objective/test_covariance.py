@@ -74,9 +74,9 @@ def ours(config: Config, logp: np.ndarray, step: int = 0) -> tuple[float, np.nda
         old_logp_BS=jnp.asarray(OLD + GARBAGE),
     )
     terms = token_terms(batch, 0.0, config.learning(), jnp.float64, step=step)
-    found = jax.value_and_grad(lambda x: jnp.sum(terms.loss(x + GARBAGE, x)))(jnp.asarray(logp))
+    actual = jax.value_and_grad(lambda x: jnp.sum(terms.loss(x + GARBAGE, x)))(jnp.asarray(logp))
     assert terms.held_back_BS is not None
-    return float(found[0]), np.asarray(found[1]), np.asarray(terms.held_back_BS) == 1
+    return float(actual[0]), np.asarray(actual[1]), np.asarray(terms.held_back_BS) == 1
 
 
 def theirs(config: Config, logp: np.ndarray, step: int = 0) -> tuple[float, np.ndarray, np.ndarray]:
@@ -98,20 +98,22 @@ def theirs(config: Config, logp: np.ndarray, step: int = 0) -> tuple[float, np.n
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_both_implementations_are_verls_formula(name, logp, x64):
     config = settings(name)
-    found = [side(config, logp, step=3) for side in (ours, theirs)]
+    actual = [side(config, logp, step=3) for side in (ours, theirs)]
     x = torch.tensor(logp, requires_grad=True)
-    loss = verl(config, x, torch.from_numpy(OLD), found[0][2])
+    loss = verl(config, x, torch.from_numpy(OLD), actual[0][2])
     loss.backward()
     assert x.grad is not None
-    for side_loss, gradient, held in found:
-        np.testing.assert_array_equal(held, found[0][2])
+    for side_loss, gradient, held in actual:
+        np.testing.assert_array_equal(held, actual[0][2])
         np.testing.assert_allclose(side_loss, float(loss.detach()), rtol=1e-12)
         np.testing.assert_allclose(gradient, np.where(MASK, x.grad.numpy(), 0), rtol=1e-10, atol=1e-15)
     plain, without, _ = ours(
         settings(name, cov_share=1e-9) if name == "clip_cov" else settings(name, cov_penalty=1e-9), logp
     )
-    assert (plain == found[0][0]) == (name == "kl_cov" and logp is OLD), "at ratio 1 nothing is far from the old policy"
-    assert np.abs(without - found[0][1]).max() > 1e-3 or (name == "kl_cov" and logp is OLD)
+    assert (plain == actual[0][0]) == (name == "kl_cov" and logp is OLD), (
+        "at ratio 1 nothing is far from the old policy"
+    )
+    assert np.abs(without - actual[0][1]).max() > 1e-3 or (name == "kl_cov" and logp is OLD)
 
 
 @pytest.mark.parametrize("size", [0.0, 9e-16, -9e-16, 3e-6])
@@ -132,17 +134,17 @@ def test_equal_covariances_are_taken_in_the_order_of_rows_and_tokens_whatever_th
     config, rng = settings("kl_cov", cov_share=0.4).objective, np.random.default_rng(0)
     advantages, mask = np.array([1.0, 1, 1, 1, -1, -1]), np.ones((6, 5))
     logp = np.tile([-1.0, -1, -1, -3, -3], (6, 1))
-    found = []
+    actual = []
     for noise in (0.0, 1e-15, 1e-9):
         noisy = logp + noise * rng.normal(size=logp.shape)
-        found.append(
+        actual.append(
             np.asarray(held_back(jnp.asarray(noisy), jnp.asarray(advantages), jnp.asarray(mask), config, 0, 0))
         )
         given = torch.from_numpy(noisy), torch.from_numpy(advantages), torch.from_numpy(mask)
-        found.append(torch_held_back(*given, config, 0, 0).numpy())
-    for other in found:
-        np.testing.assert_array_equal(other, found[0])
-    assert found[0][:4, :3].tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0]], (
+        actual.append(torch_held_back(*given, config, 0, 0).numpy())
+    for other in actual:
+        np.testing.assert_array_equal(other, actual[0])
+    assert actual[0][:4, :3].tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0]], (
         "8 of 12, behind the 4 of rows 4 and 5"
     )
 
@@ -165,9 +167,9 @@ def test_a_token_that_is_penalised_learns_though_it_has_no_advantage():
 def test_covariances_are_those_of_numpy(x64):
     there = MASK == 1
     a, x = np.broadcast_to(ADVANTAGES[:, None], (B, S))[there], OLD[there]
-    found = np.asarray(covariances(jnp.asarray(OLD + GARBAGE), jnp.asarray(ADVANTAGES), jnp.asarray(MASK)))
-    np.testing.assert_allclose(found[there].mean(), np.cov(a, x, ddof=0)[0, 1], rtol=1e-12)
-    assert (found[~there] == 0).all()
+    actual = np.asarray(covariances(jnp.asarray(OLD + GARBAGE), jnp.asarray(ADVANTAGES), jnp.asarray(MASK)))
+    np.testing.assert_allclose(actual[there].mean(), np.cov(a, x, ddof=0)[0, 1], rtol=1e-12)
+    assert (actual[~there] == 0).all()
 
 
 def test_the_lottery_is_of_seed_step_row_and_number_and_of_nothing_else():
@@ -203,9 +205,9 @@ def test_at_least_one_token_is_held_back_and_a_share_is_exact_in_every_precision
     changes = {"cov_bounds": [-1e3, 1e3]} if name == "clip_cov" else {}
     config, rows = settings(name, cov_share=share, **changes).objective, slice(0, len(mask))
     logp = np.resize(OLD, mask.shape)
-    found = held_back(jnp.float32(logp), jnp.float32(ADVANTAGES[rows]), jnp.float32(mask), config, 0, 0)
+    actual = held_back(jnp.float32(logp), jnp.float32(ADVANTAGES[rows]), jnp.float32(mask), config, 0, 0)
     expected = torch_held_back(torch.tensor(logp), torch.tensor(ADVANTAGES[rows]), torch.tensor(mask), config, 0, 0)
-    assert int(found.sum()) == int(expected.sum()) == count
+    assert int(actual.sum()) == int(expected.sum()) == count
 
 
 def test_none_between_the_bounds_is_the_plain_clip(x64):

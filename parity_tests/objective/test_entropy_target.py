@@ -83,8 +83,8 @@ def test_a_step_gives_the_bonus_the_step_before_called_for_and_one_not_taken_lea
             for before, given in ((np.inf, 0.0), (1.0, 0.2)):
                 state = dataclasses.replace(fresh, entropy_before=jnp.float64(before))
                 after, metrics, _, grads = step(state, batch)
-                found = {f"grad/{name}": x for name, x in to_hf(grads, policy.architecture).items()}
-                show(f"behind {before}", tensor_errors(found, constant[given]), TOLERANCES["float64"].gradients)
+                actual = {f"grad/{name}": x for name, x in to_hf(grads, policy.architecture).items()}
+                show(f"behind {before}", tensor_errors(actual, constant[given]), TOLERANCES["float64"].gradients)
                 assert float(metrics["entropy_bonus/applied"]) == given and metrics["entropy_bonus/coefficient"] == 0.2
                 assert float(after.entropy_before) == float(metrics["entropy"]) > 4.0, "of random weights"
                 assert float(after.entropy_coefficient) == pytest.approx(0.15)
@@ -130,6 +130,6 @@ def test_a_constant_coefficient_is_no_state_and_one_that_moves_is_not_set_anew(t
         CheckpointError, match=r"objective.entropy_coefficient is 0.1, but .* with 0.0: the coefficient that"
     ):
         require_same_run(origin(entropy_target=1.0), of(**other))
-    told = require_same_run(origin(entropy_target=1.0), of(entropy_target=2.0, entropy_step=0.01))
-    assert told == ["objective.entropy_target: 1.0 -> 2.0", "objective.entropy_step: 0.005 -> 0.01"]
+    reported = require_same_run(origin(entropy_target=1.0), of(entropy_target=2.0, entropy_step=0.01))
+    assert reported == ["objective.entropy_target: 1.0 -> 2.0", "objective.entropy_step: 0.005 -> 0.01"]
     assert require_same_run(origin(entropy_coefficient=0.1), of()) == ["objective.entropy_coefficient: 0.1 -> 0.0"]

@@ -86,8 +86,8 @@ def test_the_kl_across_a_move_is_of_the_tokens_that_are_trained_on():
         logp, reference, mask = (np.asarray(x) for x in (batch.old_logp_BS, batch.ref_logp_BS, batch.mask_BS))
         there = (mask == 1) & (np.asarray(batch.stopped_B)[:, None] | (not masks))
         d = (reference - logp)[there]
-        found = mean_kl(batch, jnp.asarray(logp), jnp.asarray(reference), config.objective, config.kl.estimator)
-        assert float(found) == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
+        actual = mean_kl(batch, jnp.asarray(logp), jnp.asarray(reference), config.objective, config.kl.estimator)
+        assert float(actual) == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
 
 
 def test_a_copy_is_the_policy_bit_for_bit_and_its_kl_is_zero(tmp_path):

@@ -90,8 +90,8 @@ def test_surrogate_is_its_definition(name, level, delta, x64):
     # epsilon_high is the ratio's excess over 1 for `clip` and the weight's bound itself for `cispo`
     high = {"clip": {"epsilon_high": 0.28, "delta": delta}, "cispo": {"epsilon_high": 1.28}}.get(name, {})
     config = objective_of(name=name, **high, **level_of(name, level))
-    found = surrogates.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
-    np.testing.assert_allclose(found, numpy_surrogate(name, level, LOGP, delta), rtol=1e-12, atol=1e-12)
+    actual = surrogates.surrogate(LOGP, OLD, ADVANTAGES, MASK, config)
+    np.testing.assert_allclose(actual, numpy_surrogate(name, level, LOGP, delta), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "level"), [case for case in AT_LEVEL if case[0] != "cispo"])
@@ -99,15 +99,15 @@ def test_gradient_is_the_numerical_derivative_of_the_definition(name, level, x64
     high = {"epsilon_high": 0.28} if name == "clip" else {}
     config = objective_of(name=name, **high, **level_of(name, level))
     weights = RNG.normal(size=(B, S))
-    found = jax.grad(lambda logp: jnp.sum(weights * surrogates.surrogate(logp, OLD, ADVANTAGES, MASK, config)))(LOGP)
+    actual = jax.grad(lambda logp: jnp.sum(weights * surrogates.surrogate(logp, OLD, ADVANTAGES, MASK, config)))(LOGP)
     step = 1e-6
     for b, s in np.argwhere(MASK > 0):
         bump = np.zeros((B, S))
         bump[b, s] = step
         difference = numpy_surrogate(name, level, LOGP + bump) - numpy_surrogate(name, level, LOGP - bump)
-        assert abs(found[b, s] - np.sum(weights * difference) / (2 * step)) < 1e-6
-    assert np.abs(found).max() > 0.1
-    assert np.all(np.asarray(found)[MASK == 0] == 0)
+        assert abs(actual[b, s] - np.sum(weights * difference) / (2 * step)) < 1e-6
+    assert np.abs(actual).max() > 0.1
+    assert np.all(np.asarray(actual)[MASK == 0] == 0)
 
 
 def test_both_clip_sides_stop_the_gradient_only_where_the_advantage_pushes_outwards(x64):

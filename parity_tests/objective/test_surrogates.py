@@ -71,10 +71,10 @@ def test_both_implementations_are_the_definition_and_its_derivative(config, x64)
     def total(logp):
         return jnp.sum(weights * surrogates.surrogate(logp + garbage, OLD + garbage, ADVANTAGES, MASK, config))
 
-    found, gradient = jax.value_and_grad(total)(jnp.asarray(LOGP))
+    actual, gradient = jax.value_and_grad(total)(jnp.asarray(LOGP))
     expected = numpy_loss(config, LOGP, LOGP)
     # verl's 1e-8 in the divergence moves no token across its bound here
-    assert abs(found - (weights * expected).sum()) < 1e-12
+    assert abs(actual - (weights * expected).sum()) < 1e-12
     leaf = torch.tensor(LOGP, requires_grad=True)
     tensors = {name: torch.from_numpy(x) for name, x in (("mask_BT", MASK), ("advantages_B", ADVANTAGES))}
     theirs = torch_terms(config, logp_BT=leaf + torch.from_numpy(garbage), old_logp_BT=torch.from_numpy(OLD), **tensors)
@@ -134,8 +134,8 @@ def test_a_ratio_beyond_float32_breaks_no_token_whose_loss_does_not_depend_on_it
     terms = torch_terms(config, logp_BT=leaf, **{key: torch.from_numpy(x) for key, x in tensors.items()})
     terms.policy_BT.sum().backward()
     assert leaf.grad is not None
-    for found in (np.asarray(ours), leaf.grad.numpy(), terms.policy_BT.detach().numpy(), terms.rho_BT.numpy()):
-        assert np.isfinite(found).all()
+    for actual in (np.asarray(ours), leaf.grad.numpy(), terms.policy_BT.detach().numpy(), terms.rho_BT.numpy()):
+        assert np.isfinite(actual).all()
     assert (np.asarray(ours)[0] == 0).all() and (leaf.grad.numpy()[0] == 0).all()
 
 
@@ -182,16 +182,16 @@ MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 def test_mismatch_weights_are_their_definition_capped_or_masked_and_constant(mode, floor, x64):
     config = Clip(mismatch_cap=1.25, mismatch_floor=floor, mismatch_mode=mode)
     garbage = np.where(MASK, 0.0, np.inf)
-    found = objective.mismatch_weights(jnp.asarray(OLD + garbage), jnp.asarray(SAMPLING - garbage), MASK, config)
+    actual = objective.mismatch_weights(jnp.asarray(OLD + garbage), jnp.asarray(SAMPLING - garbage), MASK, config)
     low = floor or 0.0
     expected, beyond = np.zeros((B, S)), 0
     for b, t in np.argwhere(MASK > 0):
         row = np.exp(OLD[b] - SAMPLING[b])
         ratio = row[t] if mode.startswith("token") else math.prod(row[MASK[b] > 0])
         beyond += ratio > 1.25 or ratio < low
-        kept = ratio if low <= ratio <= 1.25 else 0.0
-        expected[b, t] = min(max(ratio, low), 1.25) if mode.endswith("truncate") else kept
-    np.testing.assert_allclose(found * MASK, expected, rtol=1e-12)
+        retained = ratio if low <= ratio <= 1.25 else 0.0
+        expected[b, t] = min(max(ratio, low), 1.25) if mode.endswith("truncate") else retained
+    np.testing.assert_allclose(actual * MASK, expected, rtol=1e-12)
     assert 2 < beyond < MASK.sum() - 2, "some are beyond a bound and some are not"
     gradient = jax.grad(lambda old: jnp.sum(objective.mismatch_weights(old, SAMPLING, MASK, config)))(jnp.asarray(OLD))
     assert (gradient == 0).all()

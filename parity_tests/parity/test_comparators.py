@@ -74,8 +74,8 @@ def test_a_gradient_that_is_not_finite_is_named_with_its_side(name, side, bad):
 @pytest.mark.parametrize("name", [name for name, x in STEP.items() if x.ndim == 0])
 def test_a_small_number_of_the_wrong_sign_is_within_no_tolerance(name, dtype):
     """Not in bfloat16 either, where the floor of every metric once was 1."""
-    found, reference = (STEP | {name: np.array(x)} for x in (0.01, -0.01))
-    assert scalar_errors(found, reference, dtype)[name] > TOLERANCES[dtype].scalars
+    actual, reference = (STEP | {name: np.array(x)} for x in (0.01, -0.01))
+    assert scalar_errors(actual, reference, dtype)[name] > TOLERANCES[dtype].scalars
 
 
 def test_the_losses_floor_is_the_size_of_the_terms_that_cancel():
@@ -87,11 +87,11 @@ def test_the_losses_floor_is_the_size_of_the_terms_that_cancel():
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_log_probability_counts_where_the_mask_has_it_and_only_there(side):
-    found, reference = (step["logp"] for step in _sides(side, _with("logp", np.nan, (0, 2))))
+    actual, reference = (step["logp"] for step in _sides(side, _with("logp", np.nan, (0, 2))))
     with pytest.raises(NotFinite, match=f"^logp: 1 of 3 values of the {SIDES[side]}"):
-        logp_error(found, reference, MASK)
-    found, reference = (step["logp"] for step in _sides(side, _with("logp", np.nan, (1, 2))))
-    assert logp_error(found, reference, MASK) == 0
+        logp_error(actual, reference, MASK)
+    actual, reference = (step["logp"] for step in _sides(side, _with("logp", np.nan, (1, 2))))
+    assert logp_error(actual, reference, MASK) == 0
 
 
 @pytest.mark.parametrize("side", SIDES)

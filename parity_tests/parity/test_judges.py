@@ -46,12 +46,12 @@ from torch_ref.compare import difference, logp_error, tensor_errors
 )
 def test_trl_agrees_on_every_loss_type(trainer, loss_type, level):
     name, aggregation = LOSS_TYPES[loss_type]
-    found, advantages = both_steps(
+    actual, advantages = both_steps(
         judged_batch(),
         objective=objective(name, aggregation=aggregation, importance_level=level),
         update={"micro_batches": 1},
     )
-    agree(found, trl_step(trainer, inputs_of(judged_batch(), advantages), loss_type, level))
+    agree(actual, trl_step(trainer, inputs_of(judged_batch(), advantages), loss_type, level))
 
 
 @pytest.mark.parametrize("rows", [None, [slice(0, 4), slice(4, 8)]], ids=["whole", "accumulated"])
@@ -60,11 +60,11 @@ def test_trl_agrees_on_gmpo(trainer, rows):
     from trl.experimental.gmpo import GMPOTrainer  # here: see `trl_trainer`
 
     parts = 1 if rows is None else len(rows)
-    found, advantages = both_steps(
+    actual, advantages = both_steps(
         judged_batch(), objective=objective("gmpo", aggregation="grpo"), update={"micro_batches": parts}
     )
     agree(
-        found,
+        actual,
         trl_step(
             trainer,
             inputs_of(judged_batch(), advantages),
@@ -82,18 +82,20 @@ def test_trl_agrees_on_every_option(trainer, option):
     sections = {**sections, "objective": objective("clip", **sections.get("objective", {}))}
     if option == "top entropy":  # TRL takes the entropies of the policy being trained: so does a first step
         sections["update"] = {"micro_batches": 1}
-    found, advantages = both_steps(judged_batch(), **sections)
-    agree(found, trl_step(trainer, inputs_of(judged_batch(), advantages), "dapo", "token", attributes, arguments))
+    actual, advantages = both_steps(judged_batch(), **sections)
+    agree(actual, trl_step(trainer, inputs_of(judged_batch(), advantages), "dapo", "token", attributes, arguments))
 
 
 def _mismatch_weights(trainer, inputs: dict[str, torch.Tensor], sampling: torch.Tensor) -> torch.Tensor:
     """TRL's weights by the trainer's mode and bounds: its own lines, taken out of a method that needs vLLM to get there."""
     source = textwrap.dedent(inspect.getsource(type(trainer)._generate_and_score_completions))
-    asked = "self.use_vllm and self.vllm_importance_sampling_correction"
+    requested = "self.use_vllm and self.vllm_importance_sampling_correction"
     (lines,) = (
         node
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == asked and "per_token_logps_diff" in ast.unparse(node)
+        if isinstance(node, ast.If)
+        and ast.unparse(node.test) == requested
+        and "per_token_logps_diff" in ast.unparse(node)
     )
     names = {"self": trainer, "torch": torch, "math": math, "tool_mask": None, "sampling_per_token_logps": sampling}
     names |= {"completion_mask": inputs["completion_mask"], "old_per_token_logps": inputs["old_per_token_logps"]}
@@ -105,7 +107,7 @@ def _mismatch_weights(trainer, inputs: dict[str, torch.Tensor], sampling: torch.
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     bounds = {"mismatch_cap": 1.2, "mismatch_floor": floor, "mismatch_mode": mode}
-    found, advantages = both_steps(judged_batch(), objective=objective("clip", **bounds))
+    actual, advantages = both_steps(judged_batch(), objective=objective("clip", **bounds))
     inputs, sampling = (
         inputs_of(judged_batch(), advantages),
         torch.from_numpy(judged_batch()["sampling_logp"][:, PROMPT:]).float(),
@@ -118,28 +120,28 @@ def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     bounded = (there == (0 if "mask" in mode else torch.tensor(1.2))).float().mean()
     assert 0 < bounded < 1, "some beyond the bounds, some not"
     attributes = {"use_vllm": True, "vllm_importance_sampling_correction": True}
-    agree(found, trl_step(trainer, inputs, "dapo", "token", attributes))
+    agree(actual, trl_step(trainer, inputs, "dapo", "token", attributes))
 
 
 @pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
 def test_trl_agrees_when_gradients_are_accumulated(trainer, loss_type):
     name, aggregation = LOSS_TYPES[loss_type]
-    found, advantages = both_steps(
+    actual, advantages = both_steps(
         judged_batch(), objective=objective(name, aggregation=aggregation), update={"micro_batches": 2}
     )
     theirs = trl_step(
         trainer, inputs_of(judged_batch(), advantages), loss_type, "token", rows=[slice(0, 4), slice(4, 8)]
     )
-    agree(found, theirs)
+    agree(actual, theirs)
 
 
 @pytest.mark.slow  # shows a difference; the agreements are run by default
 def test_difference_bnpo_is_the_whole_batch_mean_here_and_each_micro_batchs_in_trl(trainer):
-    found, advantages = both_steps(judged_batch(), objective=objective("clip", aggregation="bnpo"))
+    actual, advantages = both_steps(judged_batch(), objective=objective("clip", aggregation="bnpo"))
     inputs = inputs_of(judged_batch(), advantages)
-    agree(found, trl_step(trainer, inputs, "bnpo", "token"))
+    agree(actual, trl_step(trainer, inputs, "bnpo", "token"))
     accumulated = trl_step(trainer, inputs, "bnpo", "token", rows=[slice(0, 3), slice(3, 8)])
-    for arrays in found.values():
+    for arrays in actual.values():
         assert abs(float(arrays["loss"]) - float(accumulated["loss"])) > 1e-3
         assert max(tensor_errors(arrays, accumulated).values()) > 1e-2
 
@@ -147,13 +149,13 @@ def test_difference_bnpo_is_the_whole_batch_mean_here_and_each_micro_batchs_in_t
 @pytest.mark.slow  # shows a difference
 def test_difference_the_entropy_bonus_is_the_whole_batch_mean_here_and_each_micro_batchs_in_trl(trainer):
     # A bonus large enough to be seen: the tiny model's entropies differ in their third digit.
-    found, advantages = both_steps(
+    actual, advantages = both_steps(
         judged_batch(), objective=objective("clip", entropy_coefficient=20.0), update={"micro_batches": 2}
     )
     inputs, on = inputs_of(judged_batch(), advantages), {"_entropy_bonus_enabled": True, "entropy_coef": 20.0}
-    agree(found, trl_step(trainer, inputs, "dapo", "token", on))
+    agree(actual, trl_step(trainer, inputs, "dapo", "token", on))
     accumulated = trl_step(trainer, inputs, "dapo", "token", on, rows=[slice(0, 3), slice(3, 8)])
-    for arrays in found.values():
+    for arrays in actual.values():
         assert abs(float(arrays["loss"]) - float(accumulated["loss"])) > 1e-4
         assert max(tensor_errors(arrays, accumulated).values()) > 1e-2
 
@@ -168,7 +170,7 @@ def test_difference_dapo_divides_by_its_own_steps_tokens_here_and_by_the_generat
     share = tokens_B[:4].sum() / tokens_B.sum()  # of the first window; equal windows would make it a half
     assert abs(share - 0.5) > 0.02
     half = {name: x[:4] for name, x in batch.items()}
-    found, advantages = both_steps(
+    actual, advantages = both_steps(
         half,
         objective=objective(name, aggregation=aggregation),
         update={"micro_batches": 1},
@@ -185,7 +187,7 @@ def test_difference_dapo_divides_by_its_own_steps_tokens_here_and_by_the_generat
 
         patch.setattr(trainer, "_compute_loss", first_of_two)
         theirs = trl_step(trainer, whole, loss_type, "token")
-    for side, arrays in found.items():
+    for side, arrays in actual.items():
         # The same loss but for the denominator: half of the generation's tokens instead of the step's own.
         ratio = float(theirs["loss"]) / float(arrays["loss"])
         show(f"{side} loss", {"loss": abs(ratio / (2 * share) - 1)}, LOSS)
@@ -197,16 +199,16 @@ def test_difference_left_padding_does_not_move_positions_here(trainer):
     """TRL's training forward passes no position ids, and GPT-2 then counts padding; its own `generate` does not."""
     batch = judged_batch(left_padded=True)
     assert (batch["attention_mask"][:, 0] == 0).any()
-    found, advantages = both_steps(batch, objective=objective("clip"))
+    actual, advantages = both_steps(batch, objective=objective("clip"))
     theirs = trl_step(trainer, inputs_of(batch, advantages), "dapo", "token")
-    for arrays in found.values():
+    for arrays in actual.values():
         assert max(tensor_errors(arrays, theirs).values()) > 1e-2
     ids, mask = (torch.from_numpy(batch[name]).long() for name in ("input_ids", "attention_mask"))
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         logits = peer()(ids, attention_mask=mask, position_ids=positions).logits / 0.8
     logp = torch.log_softmax(logits[:, :-1], -1).gather(2, ids[:, 1:, None])[..., 0].numpy()
-    for name, arrays in found.items():
+    for name, arrays in actual.items():
         show(
             f"{name} logp",
             {"logp": logp_error(arrays["logp"], np.pad(logp, ((0, 0), (1, 0))), batch["completion_mask"])},
@@ -234,7 +236,7 @@ def test_transformers_agrees_on_logits_and_every_gradient():
 
     with jax.default_matmul_precision("highest"):
         (_, ours), grads = jax.jit(jax.value_and_grad(weighted, has_aux=True))(policy.params)
-    found = {f"grad/{name}": x for name, x in to_hf(grads, TINY).items()}
+    actual = {f"grad/{name}": x for name, x in to_hf(grads, TINY).items()}
     real = batch["attention_mask"].astype(bool)
     show("logits", {"logits": difference("logits", np.asarray(ours)[real], logits.detach().numpy()[real])}, 1e-4)
-    show("gradients", tensor_errors(found, expected), GRADIENTS)
+    show("gradients", tensor_errors(actual, expected), GRADIENTS)

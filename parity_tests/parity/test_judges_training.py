@@ -58,9 +58,9 @@ def test_trl_agrees_on_advantages(trainer, scale):
     rewards = np.float32(FIRST) + np.float32(SECOND)
     ours = group_advantages(jnp.asarray(rewards).reshape(2, 4), AdvantageConfig(scale=scale))[0].reshape(-1)
     theirs = torch_group_advantages(torch.from_numpy(rewards), torch.from_numpy(GROUPS), scale=scale)
-    for name, found in (("jax_grpo", ours), ("torch_ref", theirs)):
+    for name, actual in (("jax_grpo", ours), ("torch_ref", theirs)):
         # float32 rounding of rewards of size 30
-        show(name, {"advantages": difference(name, found, expected)}, 1e-5)
+        show(name, {"advantages": difference(name, actual, expected)}, 1e-5)
     assert np.abs(expected).max() > 0.5
 
 
@@ -79,9 +79,9 @@ def test_trl_agrees_on_gdpo(trainer, second, weights):
     reference = component_advantages(
         torch.from_numpy(components.T), weights, torch.from_numpy(GROUPS), components="gdpo"
     )
-    for name, found in (("jax_grpo", ours), ("torch_ref", reference)):
+    for name, actual in (("jax_grpo", ours), ("torch_ref", reference)):
         # float32: three digits of a reward of 30 are lost where its group's mean is taken off
-        show(name, {"advantages": float(np.abs(np.asarray(found) - theirs).max())}, 1e-5)
+        show(name, {"advantages": float(np.abs(np.asarray(actual) - theirs).max())}, 1e-5)
     assert np.abs(theirs).max() > 0.5
 
 
@@ -128,8 +128,8 @@ def test_trl_agrees_on_an_entropy_that_is_held(trainer):
     held = {"entropy_coefficient": 0.2, "entropy_target": 4.5, "entropy_step": 0.05, "entropy_bounds": [0.0, 0.22]}
     config = settings("float32", objective=objective("clip", **held)).objective
     names = {"entropy_target": 4.5, "entropy_coef_delta": 0.05, "entropy_coef_min": 0.0, "entropy_coef_max": 0.22}
-    found = {c: both_steps(judged_batch(), objective=objective("clip", entropy_coefficient=c)) for c in (0.0, 0.2)}
-    inputs, behind_each = inputs_of(judged_batch(), found[0.0][1]), []
+    actual = {c: both_steps(judged_batch(), objective=objective("clip", entropy_coefficient=c)) for c in (0.0, 0.2)}
+    inputs, behind_each = inputs_of(judged_batch(), actual[0.0][1]), []
 
     def and_look(of, model, given):
         loss = of._compute_loss(model, given)
@@ -146,11 +146,11 @@ def test_trl_agrees_on_an_entropy_that_is_held(trainer):
         given = in_force(0.2, before, config)
         assert given == (0.2 if before <= target else 0.0)
         assert float(applied_coefficient(jnp.float32(0.2), jnp.float32(before), config)) == pytest.approx(given)
-        agree(found[given][0], theirs)
+        agree(actual[given][0], theirs)
         coefficient, entropy = behind_each[-1]
         assert behind(0.2, entropy, config) == pytest.approx(coefficient) == pytest.approx(0.15 if target < 5 else 0.22)
         assert float(next_coefficient(jnp.float32(0.2), jnp.float32(entropy), config)) == pytest.approx(coefficient)
-        for arrays in found[0.0][0].values():  # the mean over the same tokens; float32
+        for arrays in actual[0.0][0].values():  # the mean over the same tokens; float32
             assert float(arrays["entropy"]) == pytest.approx(entropy, rel=1e-5)
 
 
@@ -164,10 +164,10 @@ def test_trl_agrees_on_where_the_reference_moves(share):
     # What `on_step_end` does where ref_model_sync_steps divides global_step.
     SyncRefModelCallback._sync_target_model(policy, theirs, share)
     for step in (2, 3, 4, 6):
-        found = moved_reference(config, jnp.asarray(old), jnp.asarray(new), jnp.int32(step), jnp.bool_(True))
+        actual = moved_reference(config, jnp.asarray(old), jnp.asarray(new), jnp.int32(step), jnp.bool_(True))
         expected = theirs[0].detach().numpy() if step % 3 == 0 else old
         # float32: two products and a sum of size 1, in another order
-        show(f"step {step}", {"reference": float(np.abs(np.asarray(found) - expected).max())}, 3e-7)
+        show(f"step {step}", {"reference": float(np.abs(np.asarray(actual) - expected).max())}, 3e-7)
         assert due(step, config) == (step % 3 == 0)
 
 

@@ -104,16 +104,16 @@ def compare(dtype: str, *, compiled: bool = False, architecture: Architecture = 
     config, of, batch = settings(dtype, **sections), weights(4.0, architecture), _batch(architecture)
     if config.advantage.scale == "maxrl":  # which takes rewards of at least 0
         batch = batch | {"rewards": np.square(batch["rewards"])}
-    found = jax_step(config, of, batch, compiled=compiled, architecture=architecture)
+    actual = jax_step(config, of, batch, compiled=compiled, architecture=architecture)
     reference = torch_step(config, of, batch, architecture)
     allowed = TOLERANCES[dtype]
     if config.objective.name in ("clip", "gmpo", "dppo_tv", "dppo_kl"):
         never_negative = config.advantage.pass_at_k is not None
         assert reference["clip_fraction/low"] > 0 or never_negative, "both clip sides act"
         assert reference["clip_fraction/high"] > 0, "both clip sides act"
-    show("logp", {"logp": logp_error(found["logp"], reference["logp"], batch["completion_mask"])}, allowed.logp)
-    show("loss and metrics", scalar_errors(found, reference, dtype), allowed.scalars)
-    show("gradients", tensor_errors(found, reference), allowed.gradients)
+    show("logp", {"logp": logp_error(actual["logp"], reference["logp"], batch["completion_mask"])}, allowed.logp)
+    show("loss and metrics", scalar_errors(actual, reference, dtype), allowed.scalars)
+    show("gradients", tensor_errors(actual, reference), allowed.gradients)
 
 
 def test_the_default_combinations_have_every_value_and_every_aggregation_every_estimator():
@@ -140,8 +140,8 @@ def test_float64_the_top_entropy_mask_is_of_the_policy_that_sampled():
     """Later steps on a rollout keep its tokens: entropies that the batch brings are used, not the current policy's."""
     config = settings("float64", objective=objective("clip", entropy_quantile=0.6))
     old = _batch() | {"entropy": np.random.default_rng(5).exponential(size=_batch()["input_ids"].shape)}
-    found, reference = jax_step(config, weights(), old), torch_step(config, weights(), old)
-    show("gradients", tensor_errors(found, reference), TOLERANCES["float64"].gradients)
+    actual, reference = jax_step(config, weights(), old), torch_step(config, weights(), old)
+    show("gradients", tensor_errors(actual, reference), TOLERANCES["float64"].gradients)
     current = torch_step(config, weights(), _batch())
     assert max(tensor_errors(reference, current).values()) > 0.1, "other tokens than the current policy's"
 
@@ -194,12 +194,12 @@ def test_gpt2_smalls_own_shape(dtype):
     of = weights(1.0, architecture)
     batch = crafted_batch(of, architecture=architecture)
     config = settings(dtype)
-    found = jax_step(config, of, batch, compiled=True, architecture=architecture)
+    actual = jax_step(config, of, batch, compiled=True, architecture=architecture)
     reference = torch_step(config, of, batch, architecture)
     allowed = TOLERANCES[dtype]
     assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
-    show("logp", {"logp": logp_error(found["logp"], reference["logp"], batch["completion_mask"])}, allowed.logp)
-    show("loss and metrics", scalar_errors(found, reference, dtype), allowed.scalars)
-    errors = tensor_errors(found, reference)
+    show("logp", {"logp": logp_error(actual["logp"], reference["logp"], batch["completion_mask"])}, allowed.logp)
+    show("loss and metrics", scalar_errors(actual, reference, dtype), allowed.scalars)
+    errors = tensor_errors(actual, reference)
     assert len(errors) == 148
     show("gradients", errors, allowed.gradients)

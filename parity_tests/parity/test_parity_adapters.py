@@ -104,16 +104,16 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
     adapters, base = divided(model.params)
     step = jax.jit(make_step(model.graphdef, config.learning()))
     state, metrics, logp_BS, grads = step(init_state(adapters, config.learning()), batch, base)
-    found = {name: np.asarray(value) for name, value in metrics.items()} | {"logp": np.asarray(logp_BS)[:, -NEW:]}
-    found |= {f"grad/{name}": value for name, value in to_hf(grads, model.architecture).items()}
-    return found | {f"param/{name}": value for name, value in to_hf(state.params, model.architecture).items()}
+    actual = {name: np.asarray(value) for name, value in metrics.items()} | {"logp": np.asarray(logp_BS)[:, -NEW:]}
+    actual |= {f"grad/{name}": value for name, value in to_hf(grads, model.architecture).items()}
+    return actual | {f"param/{name}": value for name, value in to_hf(state.params, model.architecture).items()}
 
 
 def compare_step(config: Config, layout: str, model: Any, judge_of: Callable[[], Judged]) -> None:
     """One step of `jax_grpo` in float64 against `torch_ref`'s `model` and peft's, which `judge_of` makes."""
     arrays = crafted_batch(model, shared_prompts=True)
     with precise("float64"):
-        found = jax_step(config, load_jax(config.model, config.seed), arrays, layout)
+        actual = jax_step(config, load_jax(config.model, config.seed), arrays, layout)
         peer = judge_of()
         batch = from_arrays(arrays, config.learning(), dtype=torch.float64)
         references = {
@@ -124,14 +124,14 @@ def compare_step(config: Config, layout: str, model: Any, judge_of: Callable[[],
     for name, arrays_of in references.items():
         reference = {key.replace(".default.", "."): x for key, x in arrays_of.items()}
         assert reference["clip_fraction/low"] > 0 and reference["kl/mean"] > 0
-        show(f"{name}: logp", {"logp": logp_error(found["logp"], reference["logp"][:, PROMPT:], mask)}, ALLOWED.logp)
-        show(f"{name}: loss and metrics", scalar_errors(found, reference, "float64"), ALLOWED.scalars)
-        errors = tensor_errors(found, reference)
-        assert errors.keys() == {key for key in found if key.startswith("grad/")}, "the adapters', and no others"
+        show(f"{name}: logp", {"logp": logp_error(actual["logp"], reference["logp"][:, PROMPT:], mask)}, ALLOWED.logp)
+        show(f"{name}: loss and metrics", scalar_errors(actual, reference, "float64"), ALLOWED.scalars)
+        errors = tensor_errors(actual, reference)
+        assert errors.keys() == {key for key in actual if key.startswith("grad/")}, "the adapters', and no others"
         assert len(errors) == len(trained(model)) > 0
         show(f"{name}: gradients", errors, ALLOWED.gradients)
         parameters = {key: x for key, x in reference.items() if "lora_" in key and key.startswith("param/")}
-        show(f"{name}: after the step", tensor_errors(found, parameters, "param/"), ALLOWED.gradients)
+        show(f"{name}: after the step", tensor_errors(actual, parameters, "param/"), ALLOWED.gradients)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,14 +191,14 @@ def test_both_trainers_take_the_same_iterations_and_the_reference_is_the_base(fo
         }
     )  # fmt: skip
     with precise("float64"):
-        found = whole_iterations(config, tmp_path / "saved")
-    assert found["metrics"][0]["steps"] == 4
-    assert found["metrics"][1]["kl/mean"] > 1e-8, "the policy is no longer the reference"
-    assert found["metrics"][1]["logp_mismatch/max"] < ALLOWED.logp, "what sampled is what is trained"
-    for errors in found["iterations"]:
+        actual = whole_iterations(config, tmp_path / "saved")
+    assert actual["metrics"][0]["steps"] == 4
+    assert actual["metrics"][1]["kl/mean"] > 1e-8, "the policy is no longer the reference"
+    assert actual["metrics"][1]["logp_mismatch/max"] < ALLOWED.logp, "what sampled is what is trained"
+    for errors in actual["iterations"]:
         show("metrics", errors, ALLOWED.scalars)
-    assert all("lora_" in name for name in found["change"]) and len(found["change"]) > 8
-    show("change", found["change"], ALLOWED.change or 0)
+    assert all("lora_" in name for name in actual["change"]) and len(actual["change"]) > 8
+    show("change", actual["change"], ALLOWED.change or 0)
 
 
 def test_the_base_is_the_same_behind_a_step_bit_for_bit(folders):

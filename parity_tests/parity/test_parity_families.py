@@ -83,8 +83,8 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
     batch = laid_out(batch_from(arrays, config.learning()), layout)
     step = jax.jit(make_step(model.graphdef, config.learning()))
     _, metrics, logp_BS, grads = step(init_state(model.params, config.learning()), batch)
-    found = {name: np.asarray(value) for name, value in metrics.items()} | {"logp": np.asarray(logp_BS)[:, -NEW:]}
-    return found | {f"grad/{name}": value for name, value in to_hf(grads, model.architecture).items()}
+    actual = {name: np.asarray(value) for name, value in metrics.items()} | {"logp": np.asarray(logp_BS)[:, -NEW:]}
+    return actual | {f"grad/{name}": value for name, value in to_hf(grads, model.architecture).items()}
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_loss_metrics_and_every_gradient_of_every_family(folders, case, head, la
     model = load_hf(folders(case), dtype=torch.float64)
     arrays = crafted_batch(model, shared_prompts=True)
     with precise("float64"):
-        found = jax_step(config, load_jax(config.model, config.seed), arrays, layout)
+        actual = jax_step(config, load_jax(config.model, config.seed), arrays, layout)
     reference = replay(config.learning(), model, from_arrays(arrays, config.learning(), dtype=torch.float64))
     assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
     assert reference["kl/mean"] > 0
     mask = arrays["completion_mask"][:, PROMPT:]
-    show("logp", {"logp": logp_error(found["logp"], reference["logp"][:, PROMPT:], mask)}, ALLOWED.logp)
-    show("loss and metrics", scalar_errors(found, reference, "float64"), ALLOWED.scalars)
-    errors = tensor_errors(found, reference)
+    show("logp", {"logp": logp_error(actual["logp"], reference["logp"][:, PROMPT:], mask)}, ALLOWED.logp)
+    show("loss and metrics", scalar_errors(actual, reference, "float64"), ALLOWED.scalars)
+    errors = tensor_errors(actual, reference)
     assert len(errors) == len(list(model.parameters()))
     show("gradients", errors, ALLOWED.gradients)
 
@@ -186,10 +186,10 @@ def test_both_trainers_take_the_same_iterations_of_every_family(case, tmp_path, 
         }
     )  # fmt: skip
     with precise("float64"):
-        found = whole_iterations(config, tmp_path / "saved")
-    assert found["metrics"][0]["steps"] == 4 and found["metrics"][0]["kl/mean"] > 1e-8
-    show("metrics", found["iterations"][0], ALLOWED.scalars)
-    show("change", found["change"], ALLOWED.change or 0)
+        actual = whole_iterations(config, tmp_path / "saved")
+    assert actual["metrics"][0]["steps"] == 4 and actual["metrics"][0]["kl/mean"] > 1e-8
+    show("metrics", actual["iterations"][0], ALLOWED.scalars)
+    show("change", actual["change"], ALLOWED.change or 0)
 
 
 def test_the_published_table_has_every_family_and_an_error_outside_its_tolerance_is_named():

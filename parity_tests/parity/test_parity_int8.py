@@ -137,12 +137,12 @@ def test_both_trainers_take_the_same_iterations_on_a_base_in_int8(folders, case,
         }
     )  # fmt: skip
     with precise("float64"):
-        found = whole_iterations(config, tmp_path / "saved")
-    assert found["metrics"][1]["kl/mean"] > 1e-8, "the policy is no longer the reference"
-    assert found["metrics"][1]["logp_mismatch/max"] < ALLOWED.logp, "what sampled is what is trained"
-    for errors in found["iterations"]:
+        actual = whole_iterations(config, tmp_path / "saved")
+    assert actual["metrics"][1]["kl/mean"] > 1e-8, "the policy is no longer the reference"
+    assert actual["metrics"][1]["logp_mismatch/max"] < ALLOWED.logp, "what sampled is what is trained"
+    for errors in actual["iterations"]:
         show("metrics", errors, ALLOWED.scalars)
-    show("change", found["change"], ALLOWED.change or 0)
+    show("change", actual["change"], ALLOWED.change or 0)
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama", "qwen3", "gemma3_text"])

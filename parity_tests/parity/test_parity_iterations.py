@@ -125,9 +125,9 @@ HELD = {"entropy_target": 6.363, "entropy_step": 0.02, "entropy_coefficient": 0.
     ],
 )
 def test_both_trainers_take_the_same_iterations(tmp_path, sections):
-    found = whole_iterations(tiny(**sections), tmp_path)
-    assert found["config"] == {"epochs": 2, "minibatches": 2, "micro_batches": 2, "adaptive": True}
-    metrics = found["metrics"]
+    actual = whole_iterations(tiny(**sections), tmp_path)
+    assert actual["config"] == {"epochs": 2, "minibatches": 2, "micro_batches": 2, "adaptive": True}
+    metrics = actual["metrics"]
     assert [step["optimizer_step"] for step in metrics] == [4, 8, 12] and {step["steps"] for step in metrics} == {4}
     moves = "reference_every" in sections.get("kl", {})
     assert len({0.1, *(step["beta"] for step in metrics)}) == 4 or moves, "beta moves"
@@ -139,15 +139,15 @@ def test_both_trainers_take_the_same_iterations(tmp_path, sections):
     if "entropy_target" in sections.get("objective", {}):
         entropy, applied = ([step[name] for step in metrics] for name in ("entropy", "entropy_bonus/applied"))
         assert entropy[0] > HELD["entropy_target"] > entropy[-1] and applied[0] == 0 < applied[-1], (entropy, applied)
-        assert {"entropy_bonus/applied", "entropy_bonus/coefficient"} <= set(found["iterations"][0])
-    for number, errors in enumerate(found["iterations"]):
+        assert {"entropy_bonus/applied", "entropy_bonus/coefficient"} <= set(actual["iterations"][0])
+    for number, errors in enumerate(actual["iterations"]):
         assert {"loss", "kl/mean", "beta", "optimizer_step", "learning_rate", "grad_norm", "clip_fraction/high"} <= set(
             errors
         )
         assert moves == ({"kl/before_move", "kl/after_move"} <= set(errors))
         assert not moves or metrics[number]["kl/after_move"] < 0.7 * metrics[number]["kl/before_move"], "it follows"
         show(f"iteration {number}", errors, ALLOWED.scalars)
-    show("change", found["change"], ALLOWED.change)
+    show("change", actual["change"], ALLOWED.change)
 
 
 def test_the_report_compares_several_steps_whatever_the_configs_own_number():
@@ -203,8 +203,8 @@ class Twins:
                     a[name],
                     b[name],
                 )
-        found = to_hf(self.ours.state.params, self.ours.policy.architecture)
-        moved = {f"change/{n}": x - self.begin[n] for n, x in found.items()}
+        actual = to_hf(self.ours.state.params, self.ours.policy.architecture)
+        moved = {f"change/{n}": x - self.begin[n] for n, x in actual.items()}
         named = self.theirs.state.model.named_parameters()
         expected = {f"change/{n}": p.detach().numpy() - self.begin[n] for n, p in named}
         show("change", tensor_errors(observable(moved), observable(expected), "change/"), ALLOWED.change)
@@ -227,8 +227,8 @@ def test_empty_minibatches_are_left_out_by_both(tmp_path):
     ours, theirs = twins.learn(np.zeros(16, bool), 1)  # AdamW has moments to move along
     twins.require_same(ours, theirs)
     chex.assert_trees_all_equal((twins.ours.state.params, twins.ours.state.beta), before)
-    for found in (over_steps(ours), torch_train.over_steps(theirs)):
-        assert math.isnan(found["kl/mean"]) and math.isnan(found["loss"]) and found["empty_steps"] == 8 - taken
+    for actual in (over_steps(ours), torch_train.over_steps(theirs)):
+        assert math.isnan(actual["kl/mean"]) and math.isnan(actual["loss"]) and actual["empty_steps"] == 8 - taken
 
 
 def test_the_guardrail_ends_an_iteration_behind_the_step_that_sees_it(tmp_path):

@@ -107,7 +107,7 @@ def test_torchs_own_adamw_and_optax_take_the_same_steps():
     config = settings("float64", update={"weight_decay": 0.1, "learning_rate": 0.01}).update
     rng = np.random.default_rng(0)
     start_at, gradients = rng.normal(size=(3, 4)), rng.normal(size=(30, 3, 4)) * 10.0 ** rng.integers(-6, 3, (30, 3, 4))
-    found = {}
+    actual = {}
     parameter = torch.nn.Parameter(torch.from_numpy(start_at.copy()))
     model = torch.nn.ParameterList([parameter])
     for name in ADAMW:
@@ -116,7 +116,7 @@ def test_torchs_own_adamw_and_optax_take_the_same_steps():
         for gradient in gradients:
             parameter.grad = torch.from_numpy(gradient.copy())
             optimiser.step()
-        found[f"torch_ref {name}"] = parameter.detach().numpy().copy()
+        actual[f"torch_ref {name}"] = parameter.detach().numpy().copy()
     with jax.enable_x64(True):
         theirs = optax.adamw(0.01, b1=config.betas[0], b2=config.betas[1], eps=config.epsilon, weight_decay=0.1)
         x = jnp.asarray(start_at)
@@ -125,5 +125,5 @@ def test_torchs_own_adamw_and_optax_take_the_same_steps():
             change, state = theirs.update(jnp.asarray(gradient), state, x)
             x = x + change
         expected = np.asarray(x)
-    show("AdamW", {name: difference(name, y, expected) for name, y in found.items()}, 1e-12)
+    show("AdamW", {name: difference(name, y, expected) for name, y in actual.items()}, 1e-12)
     assert np.abs(expected - start_at).max() > 0.1

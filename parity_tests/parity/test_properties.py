@@ -153,10 +153,10 @@ def test_the_stop_keeps_a_beginning_of_the_text_and_stops_a_stopped_one_nowhere_
     task = tasks()[name]
     state = task.prompt(POSITIONS[0], 0).start_state
     text = text.encode("utf-8", errors="replace").decode("utf-8")  # what a tokenizer decodes has no lone surrogates
-    kept, stopped = task.stop_rule.truncate(text, state)
+    retained, stopped = task.stop_rule.truncate(text, state)
     # a stop inside a character leaves its first bytes, shown as U+FFFD
-    assert text.startswith(kept.rstrip("\ufffd")) and (stopped or kept == text)
-    assert task.stop_rule.truncate(kept, state)[0] == kept
+    assert text.startswith(retained.rstrip("\ufffd")) and (stopped or retained == text)
+    assert task.stop_rule.truncate(retained, state)[0] == retained
 
 
 @bounded

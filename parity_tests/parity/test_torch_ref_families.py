@@ -60,12 +60,12 @@ def test_logits_and_every_gradient_are_those_of_transformers(case, side):
     with true_float64():
         derived = torch.autograd.grad((expected * weight).sum(), list(wanted.values()))
     derived = dict(zip(wanted, derived, strict=True))
-    found = dict(model.named_parameters())
+    actual = dict(model.named_parameters())
     (got * weight).sum().backward()
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     norms = {name: float(gradient.norm()) for name, gradient in derived.items()}
     assert all(norm > 1e-3 for norm in norms.values()), norms
-    errors = {n: float((p.grad - derived[n]).norm()) / norms[n] for n, p in found.items() if p.grad is not None}
+    errors = {n: float((p.grad - derived[n]).norm()) / norms[n] for n, p in actual.items() if p.grad is not None}
     assert errors.keys() == wanted.keys()
     show("gradients", errors, CLOSE)
 
@@ -189,11 +189,11 @@ PLACES = [
 @pytest.mark.parametrize(("case", "place"), PLACES)
 def test_rotary_frequencies_are_those_that_transformers_reads(case, place):
     described = {key: x for key, x in CASES[case].items() if not key.startswith("rope_scaling")} | place
-    found = read_config(copy.deepcopy(described)).layers
+    actual = read_config(copy.deepcopy(described)).layers
     with true_float64():
         rotary = judge(copy.deepcopy(described), torch.float64).model.rotary_emb
     names = {"gemma3_text": {4: "sliding_attention_inv_freq", None: "full_attention_inv_freq"}}
-    for layer in found:
+    for layer in actual:
         expected = getattr(rotary, names.get(case, {}).get(layer.window, "inv_freq"))
         gap = layer.rotary.frequencies(read_config(described).head_dim) - expected
         show("frequencies", {str(layer.window): float(gap.abs().max())}, 1e-15)

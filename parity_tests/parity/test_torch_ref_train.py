@@ -125,12 +125,12 @@ def test_a_batch_recorded_by_either_side_replays_to_the_same_step_in_both(tmp_pa
         run(f"{package}.replay", *common, "--out", str(tmp_path / f"{package}.npz"), "--dtype", "float64")
         with np.load(tmp_path / f"{package}.npz") as file:
             arrays[package] = {name: file[name] for name in file.files}
-    found, reference = arrays["jax_grpo"], arrays["torch_ref"]
-    assert found.keys() - {"kl/beyond_guardrail"} == reference.keys() - {"kl/beyond_guardrail"}
-    show("gradients", tensor_errors(found, reference), 1e-9)
+    actual, reference = arrays["jax_grpo"], arrays["torch_ref"]
+    assert actual.keys() - {"kl/beyond_guardrail"} == reference.keys() - {"kl/beyond_guardrail"}
+    show("gradients", tensor_errors(actual, reference), 1e-9)
     # The second iteration's batch against the first one's weights: the ratio is not 1.
     assert abs(float(reference["ratio/mean"]) - 1) > 1e-4
-    show("loss", {"loss": difference("loss", found["loss"], reference["loss"])}, 1e-10)
+    show("loss", {"loss": difference("loss", actual["loss"], reference["loss"])}, 1e-10)
 
 
 @pytest.fixture(scope="module")
@@ -159,12 +159,12 @@ def test_torchs_faster_adamws_take_the_defined_step(step, adamw):
 @pytest.mark.parametrize("sdpa", ["math", "flash", "efficient"])
 def test_every_attention_backend_that_runs_gives_the_same_gradients(step, sdpa):
     try:
-        found = step(Options(sdpa=sdpa))
+        actual = step(Options(sdpa=sdpa))
     except RuntimeError as error:
         if "No available kernel" in str(error) or "No viable backend" in str(error):
             pytest.skip(f"{sdpa} does not run here")
         raise
-    show(sdpa, tensor_errors(found, step()), 1e-5)  # sums in another order
+    show(sdpa, tensor_errors(actual, step()), 1e-5)  # sums in another order
 
 
 def test_gradient_checkpointing_changes_no_gradient(step):

@@ -70,12 +70,12 @@ def test_logits_and_every_gradient_are_those_of_transformers(side, remat):
     (expected * weight).sum().backward()
     (got * weight).sum().backward()
     wanted = dict(theirs.named_parameters())
-    found = dict(model.named_parameters())
-    assert found.keys() == wanted.keys()
+    actual = dict(model.named_parameters())
+    assert actual.keys() == wanted.keys()
     norms = {name: float(p.grad.norm()) for name, p in wanted.items()}
     # A key's bias moves every score of a query alike, so its gradient is 0 but for rounding: judge c_attn.bias as a whole.
     assert all(norm > 1e-6 for norm in norms.values()), norms
-    worst({name: float((p.grad - wanted[name].grad).norm()) / norms[name] for name, p in found.items()}, 1e-10)
+    worst({name: float((p.grad - wanted[name].grad).norm()) / norms[name] for name, p in actual.items()}, 1e-10)
 
 
 def test_logp_and_entropy_are_those_of_shifted_logits_over_temperature():
@@ -196,9 +196,9 @@ def test_every_sampling_setting_allows_what_transformers_allows(settings):
     for processor in processors:
         expected = processor(texts, expected)
     seen = torch.zeros(50, 61, dtype=torch.bool).scatter(1, texts, True)
-    found = allowed_distribution(logits, settings, seen if settings.repetition_penalty != 1 else None)
-    worst({"probability": float((found - expected.softmax(-1)).abs().max())}, 1e-12)
-    assert (found == 0).any() or settings.repetition_penalty != 1
+    actual = allowed_distribution(logits, settings, seen if settings.repetition_penalty != 1 else None)
+    worst({"probability": float((actual - expected.softmax(-1)).abs().max())}, 1e-12)
+    assert (actual == 0).any() or settings.repetition_penalty != 1
 
 
 def test_a_row_stops_where_its_automaton_accepts():

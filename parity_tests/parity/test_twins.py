@@ -23,12 +23,12 @@ from torch_ref.generate import StopTable, generate
 
 def test_beta_is_moved_alike_within_and_at_its_bounds(x64):
     config = KLConfig(beta=0.05, adaptive=True, target=0.1, beta_bounds=(0.04, 0.06))
-    found, expected = {}, {}
+    actual, expected = {}, {}
     for beta, kl in itertools.product((0.04, 0.041, 0.05, 0.059, 0.06), (-1.0, 0.0, 0.085, 0.1, 0.115, 0.2, 5.0)):
-        found[f"{beta}, KL {kl}"] = float(adaptive_beta(jnp.float64(beta), jnp.float64(kl), config))
+        actual[f"{beta}, KL {kl}"] = float(adaptive_beta(jnp.float64(beta), jnp.float64(kl), config))
         expected[f"{beta}, KL {kl}"] = torch_ref.kl_control.next_beta(beta, kl, config)
         assert bool(beyond_guardrail(kl, config)) == torch_ref.kl_control.beyond_guardrail(kl, config)
-    show("beta", {name: difference(name, found[name], expected[name]) for name in found}, 1e-15)
+    show("beta", {name: difference(name, actual[name], expected[name]) for name in actual}, 1e-15)
     assert min(expected.values()) == 0.04 and max(expected.values()) == 0.06
 
 

@@ -72,14 +72,14 @@ def test_both_implementations_are_verls_losses(name, aggregation, x64):
         given = logp + GARBAGE, OLD + GARBAGE, ADVANTAGES, MASK, config
         return jnp.sum(weight_BS * surrogates.surrogate(*given))
 
-    found, ours_gradient = jax.value_and_grad(summed)(jnp.asarray(LOGP))
+    actual, ours_gradient = jax.value_and_grad(summed)(jnp.asarray(LOGP))
     leaf = torch.tensor(LOGP, requires_grad=True)
     tensors = {"mask_BT": MASK, "advantages_B": ADVANTAGES, "old_logp_BT": OLD}
     terms = torch_terms(config, logp_BT=leaf, **{key: torch.from_numpy(x) for key, x in tensors.items()})
     total = (torch.from_numpy(weight_BS) * terms.policy_BT).sum()
     total.backward()
     assert leaf.grad is not None
-    sides = {"jax_grpo": (found, ours_gradient), "torch_ref": (float(total.detach()), leaf.grad.numpy())}
+    sides = {"jax_grpo": (actual, ours_gradient), "torch_ref": (float(total.detach()), leaf.grad.numpy())}
     for side, (value, grad) in sides.items():
         errors = abs(float(value) - loss), float(np.abs(np.asarray(grad) - gradient).max())
         print(
@@ -94,8 +94,8 @@ def test_both_implementations_are_verls_losses(name, aggregation, x64):
 @pytest.mark.parametrize("moved", [0.0, 0.15, 0.5], ids=["on policy", "moved", "beyond the clip"])
 def test_both_implementations_are_verls_covariance_losses(name, moved, monkeypatch, x64):
     config = settings(name)
-    found = [side(config, OLD + moved, step=3) for side in (ours, theirs)]
-    held = found[0][2]
+    actual = [side(config, OLD + moved, step=3) for side in (ours, theirs)]
+    held = actual[0][2]
     how = config.objective
     if name == "clip_cov":
         if moved > how.epsilon_high:
@@ -114,7 +114,7 @@ def test_both_implementations_are_verls_covariance_losses(name, moved, monkeypat
         policy = {"kl_cov_ratio": how.cov_share, "ppo_kl_coef": how.cov_penalty}
     actor_config = actor(how, {"policy_loss": PolicyLossConfig(loss_mode=name, **policy)})
     loss, gradient = verls(name, actor_config, OLD + moved, "token-mean")
-    for value, grad, side_held in found:
+    for value, grad, side_held in actual:
         np.testing.assert_array_equal(side_held, held)
         assert abs(value - loss) < TOLERANCE and np.abs(grad - np.where(MASK, gradient, 0)).max() < TOLERANCE
     assert held.sum() == int(how.cov_share * TOKENS)
@@ -148,9 +148,9 @@ def test_both_implementations_are_verls_advantages(function, changes, x64):
         expected = expected * 4  # so that the mean over samples is the gradient: docs/methods.md
     config = AdvantageConfig(**changes)
     rewards_PG, lengths_PG = (jnp.asarray(x).reshape(-1, 4) for x in (rewards_B, lengths_B))
-    found = advantages.group_advantages(rewards_PG, config, lengths_PG)[0].reshape(-1)
+    actual = advantages.group_advantages(rewards_PG, config, lengths_PG)[0].reshape(-1)
     tensors = (torch.from_numpy(x) for x in (rewards_B, groups_B))
     other = torch_advantages.group_advantages(*tensors, lengths_B=torch.from_numpy(lengths_B), **changes)
-    for side in (found, other):
+    for side in (actual, other):
         np.testing.assert_allclose(np.asarray(side), expected, rtol=0, atol=TOLERANCE)
     assert np.abs(expected).max() > 0.1

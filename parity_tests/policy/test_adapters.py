@@ -63,8 +63,8 @@ def test_what_is_written_here_peft_loads_to_the_same_logits_and_writes_to_the_sa
     adapters, base = divided(params)
     adapter = adapter_of(how.adapter)
     assert adapter is not None
-    told = {"base": str(tmp_path / "base"), "base_hash": base_hash(base), "base_dtype": "float32"}
-    save_adapters(tmp_path / "ours", model.architecture, adapter, adapters, **told)
+    reported = {"base": str(tmp_path / "base"), "base_hash": base_hash(base), "base_dtype": "float32"}
+    save_adapters(tmp_path / "ours", model.architecture, adapter, adapters, **reported)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
     ids = torch.randint(2, 131, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -77,9 +77,9 @@ def test_what_is_written_here_peft_loads_to_the_same_logits_and_writes_to_the_sa
 
     with torch.no_grad():
         expected = theirs(ids).logits.numpy()
-    found = logits(model.graphdef, params)
-    assert np.abs(found - logits(model.graphdef, model.params)).max() > 0.05
-    show("logits", {"logits": float(np.abs(found - expected).max())}, 2e-4)
+    actual = logits(model.graphdef, params)
+    assert np.abs(actual - logits(model.graphdef, model.params)).max() > 0.05
+    show("logits", {"logits": float(np.abs(actual - expected).max())}, 2e-4)
     theirs.save_pretrained(tmp_path / "theirs")
     assert dataclasses.replace(read_adapter(tmp_path / "theirs"), targets=None) == adapter
     again = load_adapters(tmp_path / "theirs", model.architecture, adapters)
@@ -93,15 +93,15 @@ def test_a_folder_of_adapters_is_a_model_and_what_it_was_merged_into_the_same_on
     params, adapter = randomised(policy.params), adapter_of(how.adapter)
     adapters, base = divided(params)
     assert adapter is not None
-    told = {"base": str(folder), "base_hash": base_hash(base), "base_dtype": "float32"}
-    save_adapters(tmp_path / "a", policy.architecture, adapter, adapters, **told, tokenizer=policy.tokenizer)
+    reported = {"base": str(folder), "base_hash": base_hash(base), "base_dtype": "float32"}
+    save_adapters(tmp_path / "a", policy.architecture, adapter, adapters, **reported, tokenizer=policy.tokenizer)
     whole = load_named(str(tmp_path / "a"), tokenizer="chess")
     ids, mask = jnp.arange(2, 14).reshape(2, 6), jnp.ones((2, 6), jnp.int32)
     applied = nnx.merge(policy.graphdef, params)(ids, mask)
-    found = nnx.merge(whole.graphdef, whole.params)(ids, mask)
+    actual = nnx.merge(whole.graphdef, whole.params)(ids, mask)
     plain = nnx.merge(policy.graphdef, policy.params)(ids, mask)
     assert float(jnp.abs(applied - plain).max()) > 0.1
-    show("hidden states", {"merged": float(jnp.abs(found - applied).max())}, 5e-5)
+    show("hidden states", {"merged": float(jnp.abs(actual - applied).max())}, 5e-5)
     assert divided(whole.params)[1] is None
     assert jax.tree.structure(whole.params) == jax.tree.structure(merged(policy.graphdef, params))
 
@@ -111,10 +111,10 @@ def test_adapters_of_another_base_are_refused(folder, tmp_path):
     model, adapter = load_model(how, 0, 1), adapter_of(how.adapter)
     adapters, base = divided(model.params)
     assert adapter is not None
-    told = {"base": str(folder), "base_hash": base_hash(base), "base_dtype": "float32"}
-    save_adapters(tmp_path / "a", model.architecture, adapter, adapters, **told)
+    reported = {"base": str(folder), "base_hash": base_hash(base), "base_dtype": "float32"}
+    save_adapters(tmp_path / "a", model.architecture, adapter, adapters, **reported)
     began = model_config(folder, weights=str(tmp_path / "a"))
-    assert base_hash(divided(load_model(began, 0, 1).params)[1]) == told["base_hash"]
+    assert base_hash(divided(load_model(began, 0, 1).params)[1]) == reported["base_hash"]
     other = judge(TIED, torch.float32, spread=0.21)
     other.save_pretrained(folder)
     for load in (lambda: load_model(began, 0, 1), lambda: load_named(str(tmp_path / "a"), tokenizer="chess")):
@@ -131,8 +131,8 @@ def test_a_base_in_bfloat16_is_one_base_in_whatever_it_is_held_later(folder, tmp
     assert {str(x.dtype) for x in jax.tree.leaves(base)} == {"bfloat16"}
     assert {str(x.dtype) for x in jax.tree.leaves(adapters)} == {"float32"}
     assert adapter is not None
-    told = {"base": str(folder), "base_hash": base_hash(base), "base_dtype": "bfloat16"}
-    save_adapters(tmp_path / "a", model.architecture, adapter, adapters, **told)
+    reported = {"base": str(folder), "base_hash": base_hash(base), "base_dtype": "bfloat16"}
+    save_adapters(tmp_path / "a", model.architecture, adapter, adapters, **reported)
     whole = load_named(str(tmp_path / "a"), tokenizer="chess")  # in float32, B is 0
     for one, other in zip(jax.tree.leaves(whole.params), jax.tree.leaves(base), strict=True):
         assert np.array_equal(one, np.asarray(other, np.float32))
@@ -257,17 +257,17 @@ def rollout_of(how: ModelConfig, params=None):
 
 def test_rollouts_merged_and_applied_are_equal_up_to_rounding(folder, x64):
     wide = {"param_dtype": "float64", "compute_dtype": "float64"}
-    found = []
+    actual = []
     for merges in (False, True):
         generate, given = rollout_of(model_config(folder, rank=4, merged_rollouts=merges).model_copy(update=wide))
-        found.append(jax.device_get(generate(*given)))
-    assert np.array_equal(found[0].completion_ids_PGC, found[1].completion_ids_PGC)
-    gap = np.abs(found[0].sampling_logp_PGC - found[1].sampling_logp_PGC)
+        actual.append(jax.device_get(generate(*given)))
+    assert np.array_equal(actual[0].completion_ids_PGC, actual[1].completion_ids_PGC)
+    gap = np.abs(actual[0].sampling_logp_PGC - actual[1].sampling_logp_PGC)
     show("log-probabilities", {"merged": float(gap.max())}, 1e-10)
     plain = load_model(ModelConfig(weights=str(folder), tokenizer="chess", **wide), 0, 1)
     generate = make_generate(plain.graphdef, decoding(640), group_size=2, max_new_tokens=12)
     without = jax.device_get(generate(plain.params, *given[1:]))
-    assert not np.array_equal(without.completion_ids_PGC, found[0].completion_ids_PGC), "the adapters do something"
+    assert not np.array_equal(without.completion_ids_PGC, actual[0].completion_ids_PGC), "the adapters do something"
 
 
 FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "opt-barrier", "call")
@@ -277,7 +277,7 @@ def written_in_loops(hlo: str) -> list[tuple[str, tuple[int, ...]]]:
     """Opcode and sizes of every array of two axes or more that a loop's body writes; what a fusion keeps to itself is none."""
     module = Module(hlo)
     bodies = [re.search(r"body=%?([\w.-]+)", one.line) for one in module.instructions.values() if one.opcode == "while"]
-    todo, seen, found = [body.group(1) for body in bodies if body], set(), []
+    todo, seen, actual = [body.group(1) for body in bodies if body], set(), []
     while todo:
         if (name := todo.pop()) in seen:
             continue
@@ -286,8 +286,8 @@ def written_in_loops(hlo: str) -> list[tuple[str, tuple[int, ...]]]:
             if one.opcode in ("while", "conditional", "call"):
                 todo += one.called
             if one.opcode not in FREE:
-                found += [(one.opcode, array.sizes) for array in one.arrays if len(array.sizes) > 1]
-    return found
+                actual += [(one.opcode, array.sizes) for array in one.arrays if len(array.sizes) > 1]
+    return actual
 
 
 def copies_of_base(hlo: str, params: nnx.State, ranks: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:

@@ -26,6 +26,7 @@ from jax_grpo.policy.adapters import divided, joined
 from jax_grpo.policy.named import adapter_of, base_hash, load_model, load_named, load_weights
 from jax_grpo.policy.peft_files import save_adapters
 from jax_grpo.rollout.generate import decoding_model, make_generate
+from torch_ref.compare import TOLERANCES
 from torch_ref.int8 import RoundedMap
 from torch_ref.judge import CASES, judge
 
@@ -95,18 +96,18 @@ def test_files_are_rounded_along_the_axis_of_their_own_layout(case, tmp_path):
     """Conv1D [in, out] and Linear [out, in]; the parts of a joined matrix each by itself, which is the same by column."""
     judge(CASES[case], torch.float32).save_pretrained(tmp_path)
     architecture, whole = load_hf(tmp_path)
-    found = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(load_hf(tmp_path, jnp.int8)[1])}
+    actual = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(load_hf(tmp_path, jnp.int8)[1])}
     expected = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(int8_base.held(whole))}
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for path, value in expected.items():
-        assert found[path].dtype == value.dtype and np.array_equal(found[path], value), path
+        assert actual[path].dtype == value.dtype and np.array_equal(actual[path], value), path
     path = ("h", 0, "attn", "c_attn", "kernel")
-    one, *_ = tensors_of(architecture, path, found[path].shape)
+    one, *_ = tensors_of(architecture, path, actual[path].shape)
     stored = dict(judge(CASES[case], torch.float32).named_parameters())[one.name].detach().numpy()
     columns = (stored.T if one.transposed else stored).astype(np.float64)
-    scale = np.asarray(found[*path[:-1], "kernel_scale"][one.columns], np.float64)
+    scale = np.asarray(actual[*path[:-1], "kernel_scale"][one.columns], np.float64)
     np.testing.assert_allclose(scale, np.abs(columns).max(0) / 127, rtol=1e-7)
-    assert np.abs(found[path][:, one.columns] * scale - columns).max() <= scale.max() * 0.5001
+    assert np.abs(actual[path][:, one.columns] * scale - columns).max() <= scale.max() * 0.5001
 
 
 def test_no_gradient_and_no_cast_reaches_the_base_and_one_reaches_the_inputs(folder):
@@ -120,9 +121,9 @@ def test_no_gradient_and_no_cast_reaches_the_base_and_one_reaches_the_inputs(fol
     plain = (linear.kernel[...] * linear.kernel_scale[...]).astype(jnp.float32)
     x = jnp.asarray(matrix(3, linear.in_features))
     linear.adapters = None
-    found, pull = jax.vjp(linear.product, x)
-    np.testing.assert_allclose(found, x @ plain, atol=1e-5)
-    np.testing.assert_allclose(pull(found)[0], (x @ plain) @ plain.T, rtol=1e-4, atol=1e-4)
+    actual, pull = jax.vjp(linear.product, x)
+    np.testing.assert_allclose(actual, x @ plain, atol=1e-5)
+    np.testing.assert_allclose(pull(actual)[0], (x @ plain) @ plain.T, rtol=1e-4, atol=1e-4)
 
 
 def test_a_base_in_int8_is_one_base_in_whatever_it_is_read_later_and_a_name_means_what_was_trained(folder, tmp_path):
@@ -136,10 +137,10 @@ def test_a_base_in_int8_is_one_base_in_whatever_it_is_read_later_and_a_name_mean
     whole = load_named(str(tmp_path / "a"), tokenizer="chess")  # in float32, the adapters added into what the base held
     ids, mask = jnp.arange(2, 14).reshape(2, 6), jnp.ones((2, 6), jnp.int32)
     applied = nnx.merge(model.graphdef, params)(ids, mask)
-    found = nnx.merge(whole.graphdef, whole.params)(ids, mask)
+    actual = nnx.merge(whole.graphdef, whole.params)(ids, mask)
     unrounded = nnx.merge(whole.graphdef, load_named(str(folder), tokenizer="chess").params)(ids, mask)
-    assert float(jnp.abs(found - unrounded).max()) > 0.1
-    error, largest = float(jnp.abs(found - applied).max()), float(jnp.abs(applied).max())
+    assert float(jnp.abs(actual - unrounded).max()) > 0.1
+    error, largest = float(jnp.abs(actual - applied).max()), float(jnp.abs(applied).max())
     show(
         "hidden states", {"merged": error / largest}, 1e-5
     )  # float32's 1e-7 in each of a hundred sums, in another order
@@ -164,9 +165,10 @@ def test_merged_rollouts_are_refused_by_their_key():
         ModelConfig.model_validate({"weights": ROOK, "adapter": {"base_dtype": "int4"}})
 
 
-def test_what_samples_is_what_is_scored(folder):
+def test_what_samples_is_what_is_scored(folder, x64):
     """The program of a rollout: its log-probabilities are those of the whole sequence, and no matrix becomes floats before it."""
-    model = load_model(model_config(folder, rank=4, base_dtype="int8"), 0, 1)
+    wide = {"param_dtype": "float64", "compute_dtype": "float64"}
+    model = load_model(model_config(folder, rank=4, base_dtype="int8").model_copy(update=wide), 0, 1)
     params = randomised(model.params)
     generate = make_generate(model.graphdef, decoding(640), group_size=2, max_new_tokens=12)
     ids, mask, each = np.arange(2, 34).reshape(2, 16), np.ones((2, 16), np.int32), np.arange(2)
@@ -176,10 +178,10 @@ def test_what_samples_is_what_is_scored(folder):
     hidden = of.grouped(
         jnp.asarray(ids), jnp.asarray(mask), jnp.asarray(done.completion_ids_PGC), done.completion_mask_PGC
     )
-    logp = jax.nn.log_softmax((hidden @ of.head_VH.T.astype(jnp.float32))[..., :640])
+    logp = jax.nn.log_softmax((hidden @ of.head_VH.T.astype(jnp.float64))[..., :640])
     taken = np.take_along_axis(np.asarray(logp), done.completion_ids_PGC[..., None], axis=-1)[..., 0]
     gap = np.abs(taken - done.sampling_logp_PGC) * done.completion_mask_PGC
-    show("log-probabilities", {"rollout": float(gap.max())}, 2e-5)
+    show("log-probabilities", {"rollout": float(gap.max())}, TOLERANCES["float64"].logp)
     assert decoding_model(model.graphdef, params).h[0].mlp.c_fc.kernel[...].dtype == jnp.int8
     assert copies_of_base(generate.lower(*given).compile().as_text(), joined(*divided(params)), (4, 8, 12)) == []
 
@@ -200,7 +202,7 @@ print(json.dumps([before, high(), sum(x.nbytes for x in jax.tree.leaves(params))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident pages are counted in kilobytes there")
 def test_a_model_of_several_files_is_never_in_memory_but_for_one_of_them(folder, tmp_path):
-    """Files of 560 MB in float32, 60 MB each, of tensors of 4 MB: some times a tensor is held while it is rounded."""
+    """Files of 560 MB in float32, 60 MB each, whose pages stay until the file is closed; a tensor of 4 MB is rounded at a time."""
     sizes = {"hidden_size": 640, "intermediate_size": 1728, "num_hidden_layers": 28, "num_attention_heads": 8}
     big = judge(TIED | sizes | {"vocab_size": 640, "num_key_value_heads": 8}, torch.float32)
     big.save_pretrained(tmp_path / "big", max_shard_size="60MB")
@@ -216,7 +218,8 @@ def test_a_model_of_several_files_is_never_in_memory_but_for_one_of_them(folder,
         f"at most {(after - before) / 1e6:.0f} MB more than before, {(after - before - result) / 1e6:.0f} above the result"
     )
     assert len(files) > 5 and result < total / 3.5
-    assert after - before < result + largest
+    tensor = 4 * sizes["hidden_size"] * sizes["intermediate_size"]  # two of them: as read, and divided by its scale
+    assert after - before < result + largest + 2 * tensor
 
 
 def test_a_folder_of_other_integers_is_refused_as_before(folder):

@@ -60,10 +60,10 @@ def test_shares_are_met_on_average_and_the_rest_follows_the_order():
     curriculum.restore(curriculum.arrays() | {"next": [200]})
     kinds, fresh = [], []
     for _ in range(240):
-        drawn = curriculum.draw(7)
-        assert len(set(drawn)) == 7
-        kinds.append([sum(number < 100 for number in drawn), sum(100 <= number < 200 for number in drawn)])
-        fresh += [number for number in drawn if number >= 200]
+        sampled = curriculum.draw(7)
+        assert len(set(sampled)) == 7
+        kinds.append([sum(number < 100 for number in sampled), sum(100 <= number < 200 for number in sampled)])
+        fresh += [number for number in sampled if number >= 200]
     means = np.mean(kinds, 0)
     print(
         f"of 7 prompts {means[0]:.2f} earlier ones and {means[1]:.2f} retired ones; {SETTINGS.again * 7}, {SETTINGS.revisit * 7}"
@@ -76,8 +76,8 @@ def test_shares_are_met_on_average_and_the_rest_follows_the_order():
 
 def test_what_is_solved_is_drawn_by_revisits_alone_and_comes_back_when_it_fails():
     curriculum = observed(made(6, again=0.5, revisit=0.0), {0: 1.0, 1: 0.9, 2: 0.5, 3: 0.0})
-    drawn = [number for _ in range(60) for number in curriculum.draw(2)]
-    assert set(drawn) == {2, 3, 4, 5}
+    sampled = [number for _ in range(60) for number in curriculum.draw(2)]
+    assert set(sampled) == {2, 3, 4, 5}
     observed(curriculum, {0: 0.2})  # runs to (1 + 0.2) / 2
     assert 0 in {number for _ in range(60) for number in curriculum.draw(2)}
     only = observed(made(3, again=0.5, revisit=0.0), dict.fromkeys(range(3), 1.0))
@@ -129,12 +129,12 @@ def test_both_implementations_draw_the_same_prompts(changes):
     for _ in range(60):
         before: list[int] = []
         for _ in range(rng.integers(1, 4)):
-            drawn = ours.draw(6, before)
-            assert drawn == theirs.draw(6, before)
-            rewards = np.float32(rng.random(24) < np.repeat(np.resize([0.1, 0.5, 0.99, 0.8], 40)[drawn], 4))
-            ours.observe(drawn, rewards)
-            theirs.observe(drawn, rewards.tolist())
-            before += drawn
+            sampled = ours.draw(6, before)
+            assert sampled == theirs.draw(6, before)
+            rewards = np.float32(rng.random(24) < np.repeat(np.resize([0.1, 0.5, 0.99, 0.8], 40)[sampled], 4))
+            ours.observe(sampled, rewards)
+            theirs.observe(sampled, rewards.tolist())
+            before += sampled
         retired = max(retired, ours.metrics()["curriculum/retired"])
         assert ours.metrics() == pytest.approx(theirs.metrics(), abs=1e-6), "rates are float32 here"
     assert retired > 0
@@ -167,19 +167,19 @@ def trainer(tmp_path_factory) -> Trainer:
 
 
 def test_unselected_is_of_the_first_draws_prompts_that_follow_the_order(trainer, monkeypatch):
-    fresh, drawn = jax.tree.map(np.array, trainer.state), []
+    fresh, sampled = jax.tree.map(np.array, trainer.state), []
     generate, reward, begun = trainer._draw, trainer._reward, trainer.prompts.curriculum.arrays()
-    monkeypatch.setattr(trainer, "_draw", lambda *given: drawn.append([generate(*given)]) or drawn[-1][0])
-    monkeypatch.setattr(trainer, "_reward", lambda *given: drawn[-1].append(reward(*given)) or drawn[-1][1])
+    monkeypatch.setattr(trainer, "_draw", lambda *given: sampled.append([generate(*given)]) or sampled[-1][0])
+    monkeypatch.setattr(trainer, "_reward", lambda *given: sampled[-1].append(reward(*given)) or sampled[-1][1])
     seen, compared = set(), 0
     for iteration in range(5):
-        drawn.clear()
-        found = trainer.iterate(iteration)[0]["reward/unselected"]
-        (first, scored), *_ = drawn
+        sampled.clear()
+        actual = trainer.iterate(iteration)[0]["reward/unselected"]
+        (first, scored), *_ = sampled
         groups = zip(first.numbers, scored.rewards_B.reshape(PROMPTS, -1), strict=True)
         own = [rewards for number, rewards in groups if number not in seen]
-        seen |= {number for one, _ in drawn for number in one.numbers}
-        assert np.isnan(found) if not own else found == pytest.approx(np.mean(own))
+        seen |= {number for one, _ in sampled for number in one.numbers}
+        assert np.isnan(actual) if not own else actual == pytest.approx(np.mean(own))
         compared += 0 < len(own) < PROMPTS
     assert compared > 0, "some were picked, and some not"
     trainer.prompts.curriculum.restore(begun)
@@ -218,13 +218,13 @@ def test_a_run_is_not_continued_with_rates_that_were_counted_otherwise(trainer, 
         checkpoints.save(1, trainer.saved(), trainer.manifest(1, 0), {"reward/mean": 0.0})
     origin, config = load(tmp_path / "000001"), trainer.config
     assert require_same_run(origin, config) == []
-    for curriculum, found in (
+    for curriculum, actual in (
         (None, r"\(not set\)"),
         (config.prompts.curriculum.model_copy(update={"passed": 0.5}), "0.5"),
     ):
         other = config.model_copy(update={"prompts": config.prompts.model_copy(update={"curriculum": curriculum})})
         with pytest.raises(
-            CheckpointError, match=rf"prompts.curriculum.passed is '?{found}'?, but .* was made with 0.3"
+            CheckpointError, match=rf"prompts.curriculum.passed is '?{actual}'?, but .* was made with 0.3"
         ):
             require_same_run(origin, other)
     narrow = config.prompts.curriculum.model_copy(update={"width": 0.1})

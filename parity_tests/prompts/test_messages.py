@@ -205,8 +205,8 @@ def test_tools_and_arguments_of_a_row_reach_its_template(tmp_path):
     table = load_prompts(config, ChatTemplate(str(folder)))
     for row, style in zip(list(table)[:3], ("short", "long", "long"), strict=True):
         tools = json.loads(row.columns["tools"]) if isinstance(row.columns["tools"], str) else row.columns["tools"]
-        asked = {"tools": tools or None, "add_generation_prompt": True, "tokenize": False, "style": style}
-        assert row.prompt == theirs.apply_chat_template(CHATS[0], **asked)
+        requested = {"tools": tools or None, "add_generation_prompt": True, "tokenize": False, "style": style}
+        assert row.prompt == theirs.apply_chat_template(CHATS[0], **requested)
     assert "add" in table[0].prompt and "add" not in table[2].prompt and table[3].columns["tools"] == "hammer"
     other = config.model_copy(update={"chat_template_kwargs": {"style": "other"}})
     assert load_prompts(other, ChatTemplate(str(folder))).identity != table.identity

@@ -283,11 +283,13 @@ def test_tables_take_turns_in_their_shares(sizes):
     mixed = Interleaved(tables, shares)
     seen = list(mixed)
     for name, table in tables.items():
-        rows = [asked.row for asked in seen if asked.table == name]
+        rows = [requested.row for requested in seen if requested.table == name]
         assert set(rows) == set(table) and rows == [i % len(table) for i in range(len(rows))], "each row, in its order"
         share = shares[name] / sum(shares.values())
         for count in range(1, len(seen) + 1):
-            assert abs(sum(asked.table == name for asked in seen[:count]) - share * count) <= len(tables) / 2 + 0.5
+            assert (
+                abs(sum(requested.table == name for requested in seen[:count]) - share * count) <= len(tables) / 2 + 0.5
+            )
     assert mixed[-1] == seen[-1] and mixed[1:3] == seen[1:3]
 
 
@@ -309,8 +311,8 @@ def test_a_mixture_asks_rewards_and_reports_each_task_as_it_is_alone(tmp_path, o
     prompts = [task.prompt(row, seed) for seed, row in enumerate(table[:40])]
     counts = {name: sum(p.task == name for p in prompts) for name in ("policy", "prompts", "own")}
     assert counts == {"policy": 20, "prompts": 10, "own": 10}
-    asked = [p for p in prompts if p.task == "prompts"]
-    assert [p.text for p in asked] == [row.prompt for row in ROWS[:10]] and asked[3].columns == ROWS[3].columns
+    requested = [p for p in prompts if p.task == "prompts"]
+    assert [p.text for p in requested] == [row.prompt for row in ROWS[:10]] and requested[3].columns == ROWS[3].columns
     cut = {"policy": "e2e4 and", "prompts": "3\n8", "own": "3!8"}
     texts = [task.stop_rule.truncate(cut[p.task], p.start_state)[0] for p in prompts]
     assert {p.task: text for p, text in zip(prompts, texts, strict=True)} == {

@@ -58,8 +58,8 @@ def test_a_text_is_made_of_the_columns_of_every_format(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_messages_are_made_of_the_columns_and_rendered(tmp_path, suffix, chat):
     table = load(write(tmp_path / f"rows{suffix}", ROWS), chat, template=CHAT)
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 3?"}]
-    assert table[3].messages == asked and table[3].prompt == chat.render(asked)
+    requested = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 3?"}]
+    assert table[3].messages == requested and table[3].prompt == chat.render(requested)
     assert table[3].prompt == "<|im_start|>system: Be brief.|user: What is 3 + 3?|"
     path = str(tmp_path / f"rows{suffix}")
     train, heldout = (load(path, chat, template=CHAT, split=split) for split in ("train", "heldout"))

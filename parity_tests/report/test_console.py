@@ -90,8 +90,8 @@ def test_a_run_ends_with_what_changed_held_out_first():
     assert outcome([held[0], *training[:3], held[1], *training[3:], held[2]], 16, 20) == line
     line = "training reward, first 3 -> last 3 of 6 iterations of 16 completions: 0.100 -> 0.400"
     assert outcome([held[0], *training], 16, 20) == line
-    drawn = [record | {"refill/reward": record["reward/mean"] / 2} for record in training]
-    assert outcome(drawn, 16, 0).endswith("0.050 -> 0.200"), "of all that was drawn: what is trained on was picked"
+    sampled = [record | {"refill/reward": record["reward/mean"] / 2} for record in training]
+    assert outcome(sampled, 16, 0).endswith("0.050 -> 0.200"), "of all that was drawn: what is trained on was picked"
     assert outcome([{"iteration": 0, "loss": None, "reward/mean": None}], 16, 0) == "no iteration was trained"
 
 
@@ -101,9 +101,9 @@ def test_the_next_commands_that_a_run_prints_do_what_they_say(tmp_path, monkeypa
     sizes += ["--model.hidden_size", "16", "--model.num_layers", "1", "--update.warmup_steps", "0"]
     folder = tmp_path / "a run"
     train(["--config", "configs/length_toy.yaml", "--run_dir", str(folder), "--iterations", "1", *sizes])
-    told = capsys.readouterr().out
-    assert "training reward, first 1 -> last 1 of 1 iterations of 4 completions" in told
-    commands = [shlex.split(line) for line in told.split("next:\n")[1].splitlines()]
+    reported = capsys.readouterr().out
+    assert "training reward, first 1 -> last 1 of 1 iterations of 4 completions" in reported
+    commands = [shlex.split(line) for line in reported.split("next:\n")[1].splitlines()]
     doors = {"jax_grpo.report": report, "jax_grpo.export": export, "jax_grpo.train": train}
     assert [command[:2] for command in commands] == [["python", "-m"]] * 3, "there is no suite for this task"
     for command in commands:

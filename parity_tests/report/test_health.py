@@ -44,8 +44,8 @@ def stale_score(trainer: Trainer) -> None:
 
 
 def rewarded_for_repeating(trainer: Trainer) -> None:
-    asked = Prompt("Say: the cat is soft.\n", 0)
-    trainer.task.prompt = lambda row, seed: asked
+    requested = Prompt("Say: the cat is soft.\n", 0)
+    trainer.task.prompt = lambda row, seed: requested
     trainer.task.score = lambda prompts, texts: {
         name: np.array([repeated_share([p], [t]) for p, t in zip(prompts, texts, strict=True)], np.float32)
         for name in trainer.task.component_weights
@@ -157,9 +157,9 @@ def test_a_sick_run_says_so_on_the_console_and_in_its_folder(tmp_path, capsys):
     # what the report draws
     histograms = read_lines(tmp_path / "histograms.jsonl")
     assert len(histograms) == 3 and sum(histograms[1]["histograms"]["reward/malformed"]["counts"]) == 64
-    kept = read_lines(tmp_path / "samples.jsonl")
-    assert [record["iteration"] for record in kept] == [0, 2] and len(kept[0]["samples"]) == 2
-    sample = kept[0]["samples"][0]
+    retained = read_lines(tmp_path / "samples.jsonl")
+    assert [record["iteration"] for record in retained] == [0, 2] and len(retained[0]["samples"]) == 2
+    sample = retained[0]["samples"][0]
     assert sample["fen"] in sample["prompt"] and sample["engine_move"] and sample["components"]["malformed"] == 1
     assert len(sample["others"]) == 7 and {other["advantage"] for other in sample["others"]} == {0.0}, "all were cut"
 
@@ -291,12 +291,12 @@ def test_a_resumed_run_does_not_repeat_itself(tmp_path):
 
 def test_small_metrics_are_what_they_say():
     assert distinct_share(["a", "a", "b", "b", "c", "d"], 3) == pytest.approx((2 / 3 + 1) / 2)
-    asked = [
+    requested = [
         Prompt("Write about it, in one line.", 0),
         Prompt("Go on", 0),
         Prompt("x", 0, messages=[{"content": "a b c d"}]),
     ]
-    assert repeated_share(asked, ["write about it well", "Go on", "A. B, c"]) == pytest.approx((1 / 4 + 1 / 2) / 2)
-    assert np.isnan(repeated_share(asked[1:2], ["Go on"])), "no run of three words"
+    assert repeated_share(requested, ["write about it well", "Go on", "A. B, c"]) == pytest.approx((1 / 4 + 1 / 2) / 2)
+    assert np.isnan(repeated_share(requested[1:2], ["Go on"])), "no run of three words"
     assert histogram(np.array([0.0, 0.05, 1.0, np.nan])) == {"low": 0.0, "high": 1.0, "counts": [2, *[0] * 8, 1]}
     assert histogram(np.array([-1.0, 1.0]))["low"] == -1.0

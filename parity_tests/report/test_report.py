@@ -58,8 +58,8 @@ def run_folder(path: Path, beta: str = "0.1", text: str = EVIL) -> Path:
         {"completion": text, "reward": r, "advantage": r - 0.5, "components": {"legal": r}} for r in (0.25, 0.75, 0.5)
     ]
     second = sample | {"reward": 0.5, "advantage": 0.0, "others": others}
-    kept = [{"iteration": i, "samples": [sample | {"fen": text, "model_move": text}, second]} for i in (0, 20)]
-    (path / "samples.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    retained = [{"iteration": i, "samples": [sample | {"fen": text, "model_move": text}, second]} for i in (0, 20)]
+    (path / "samples.jsonl").write_text("".join(json.dumps(record) + "\n" for record in retained))
     finding = {"check": "no_signal", "subjects": [], "iteration": 3, "line": text}
     (path / "health.jsonl").write_text(json.dumps(finding) + "\n")
     (path / "config.yaml").write_text(f"seed: 0\nkl:\n  beta: {beta}\n  target: 1e-5\nrun_dir: {json.dumps(text)}\n")
@@ -226,9 +226,9 @@ def test_a_browser_draws_every_chart_without_an_error(width, dark, runs, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert not errors, "\n".join(errors)
-    found = re.search(r'data-seen="([^"]*)"', done.stdout)
-    assert found, "the page's script ended early"
-    seen = json.loads(urllib.parse.unquote(found[1]))
+    actual = re.search(r'data-seen="([^"]*)"', done.stdout)
+    assert actual, "the page's script ended early"
+    seen = json.loads(urllib.parse.unquote(actual[1]))
     print({key: value for key, value in seen.items() if key != "texts"})
     assert seen["window"] == width and seen["width"] <= width, "nothing sticks out to the side"
     assert seen["dark"] == dark and (sum(map(int, re.findall(r"\d+", seen["back"]))) < 150) == dark

@@ -48,8 +48,8 @@ def test_examples(module):
     ],
 )
 def test_the_last_number_of_a_text(text, last):
-    found = last_number_of(text)
-    assert found == (None if last is None else value(last))
+    actual = last_number_of(text)
+    assert actual == (None if last is None else value(last))
 
 
 def test_texts_and_messages_are_scored_alike():
@@ -188,11 +188,11 @@ def published_rule(text: str, answer: int) -> float:
 
 def differences(texts, ours, theirs) -> dict[str, str]:
     """Forms on which two rules differ, and which of them is more lenient there."""
-    found = {}
+    actual = {}
     for (form, *_), a, b in zip(texts, ours, theirs, strict=True):
         if a != b:
-            found.setdefault(form, set()).add("ours" if a > b else "theirs")
-    return {form: " and ".join(sorted(which)) for form, which in found.items()}
+            actual.setdefault(form, set()).add("ours" if a > b else "theirs")
+    return {form: " and ".join(sorted(which)) for form, which in actual.items()}
 
 
 def test_the_mark_beside_the_published_rule():
@@ -200,9 +200,9 @@ def test_the_mark_beside_the_published_rule():
     assert len(texts) == 200
     ours = gsm8k_answer([text for _, text, _ in texts], [f"so\n#### {answer}" for *_, answer in texts])
     theirs = [published_rule(text, answer) for _, text, answer in texts]
-    found = differences(texts, ours, theirs)
-    print(f"{np.mean(ours):.2f} ours, {np.mean(theirs):.2f} the published rule; they differ on {found}")
-    assert found == {  # docs/reasoning.md lists them
+    actual = differences(texts, ours, theirs)
+    print(f"{np.mean(ours):.2f} ours, {np.mean(theirs):.2f} the published rule; they differ on {actual}")
+    assert actual == {  # docs/reasoning.md lists them
         "mark, dollars": "ours",
         "mark, decimals": "ours",
         "mark without a blank": "ours",
@@ -232,11 +232,11 @@ def test_mathematics_beside_the_library_and_the_last_number(mathematics):
     theirs = [float(verify(parse(f"${answer}$"), parse(text))) for _, text, answer in texts]
     assert ours == theirs, "the library's own, called as it is meant to be, in the main thread"
     last = last_number([text for _, text, _ in texts], answers)
-    found = differences(texts, last, ours)
+    actual = differences(texts, last, ours)
     print(
-        f"{np.mean(ours):.2f} math-verify, {np.mean(last):.2f} the last number; they differ on {json.dumps(found, indent=1)}"
+        f"{np.mean(ours):.2f} math-verify, {np.mean(last):.2f} the last number; they differ on {json.dumps(actual, indent=1)}"
     )
-    assert found == {  # docs/reasoning.md lists them
+    assert actual == {  # docs/reasoning.md lists them
         "mark without a blank": "ours",
         "boxed, another number after": "theirs",
         "fraction": "theirs",

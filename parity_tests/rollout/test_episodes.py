@@ -48,11 +48,11 @@ from torch_ref.compare import TOLERANCES, difference, logp_error, scalar_errors,
 
 @pytest.fixture(scope="module")
 def made() -> Made:
-    found = play(Talk())
-    turns = [len(episode.turns) for episode in found.played.episodes]
+    actual = play(Talk())
+    turns = [len(episode.turns) for episode in actual.played.episodes]
     assert set(turns) == {1, 2, TURNS}, "some episodes end early"
-    assert len({str(episode) for episode in found.played.episodes}) > 4
-    return found
+    assert len({str(episode) for episode in actual.played.episodes}) > 4
+    return actual
 
 
 def contiguous(made: Made) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -159,12 +159,12 @@ def test_sampling_logprobs_are_those_of_whole_sequences_in_both_implementations_
     ).eval()
     hub = hub.double()
     hub.load_state_dict({n: torch.from_numpy(x) for n, x in weights(4.0, SIZES).items()}, strict=False)
-    found = []
+    actual = []
     for ids, places in contiguous(made):
         with torch.no_grad():
             logits = hub(torch.from_numpy(ids[None]).long()).logits[0] / temperature
-        found.append(torch.log_softmax(logits, -1)[places - 1, torch.from_numpy(ids[places]).long()].numpy())
-    errors["transformers"] = difference("transformers", np.concatenate(found), expected)
+        actual.append(torch.log_softmax(logits, -1)[places - 1, torch.from_numpy(ids[places]).long()].numpy())
+    errors["transformers"] = difference("transformers", np.concatenate(actual), expected)
     show("log-probabilities", errors, 1e-10)
 
 
@@ -212,16 +212,16 @@ def test_a_token_is_drawn_by_the_number_of_its_column():
         nothing = policy._replace(params=jax.tree.map(jnp.zeros_like, policy.params))
         real = played_episodes.program
         patched.setattr(played_episodes, "program", lambda *which: (nothing, *real(*which)[1:]))
-        found = play(Talk())
+        actual = play(Talk())
     with jax.enable_x64(True):
         keys = row_keys(5, jnp.int32(2), jnp.arange(4), GROUP)
         numbers = uniforms(keys, episodes_config().windows().columns, jnp.float64)
-    mask = np.asarray(found.played.completion_mask_PGC) == 1
-    seen = np.asarray(found.cache.seen_PGV)
+    mask = np.asarray(actual.played.completion_mask_PGC) == 1
+    seen = np.asarray(actual.cache.seen_PGV)
     assert seen.any() and mask[..., 26:].sum() > 10
     # equal logits: a penalty changes none of them
     expected = np.floor(np.asarray(numbers) * SIZES.vocab_size)
-    np.testing.assert_array_equal(np.asarray(found.played.completion_ids_PGC)[mask], expected[mask])
+    np.testing.assert_array_equal(np.asarray(actual.played.completion_ids_PGC)[mask], expected[mask])
 
 
 # The update ------------------------------------------------------------------------------------------------------------
@@ -282,14 +282,16 @@ def update(made) -> Update:
 
 
 def test_loss_kl_and_gradients_of_episodes_are_the_references(update):
-    found = update.step(update.batch)
+    actual = update.step(update.batch)
     reference = torch_step(step_config(objective=objective("clip")), weights(4.0, SIZES), update.arrays, SIZES)
-    allowed, columns = TOLERANCES["float64"], found["logp"].shape[1]
+    allowed, columns = TOLERANCES["float64"], actual["logp"].shape[1]
     assert reference["clip_fraction/low"] > 0 and reference["clip_fraction/high"] > 0, "both clip sides act"
     mask = update.arrays["completion_mask"]
-    show("logp", {"logp": logp_error(found["logp"], reference["logp"][:, -columns:], mask[:, -columns:])}, allowed.logp)
-    show("loss and metrics", scalar_errors(found, reference, "float64"), allowed.scalars)
-    show("gradients", tensor_errors(found, reference), allowed.gradients)
+    show(
+        "logp", {"logp": logp_error(actual["logp"], reference["logp"][:, -columns:], mask[:, -columns:])}, allowed.logp
+    )
+    show("loss and metrics", scalar_errors(actual, reference, "float64"), allowed.scalars)
+    show("gradients", tensor_errors(actual, reference), allowed.gradients)
 
 
 @pytest.mark.slow
@@ -299,11 +301,11 @@ def test_every_objective_of_recorded_episodes_is_the_references(update, name, le
     made_of = weights(4.0, SIZES)
     top = {} if name == "gmpo" else {"entropy_quantile": 0.3}  # a sequence's loss has no tokens to leave out
     settings = step_config(objective=objective(name, aggregation=aggregation, importance_level=level, **top))
-    found = jax_step(settings, made_of, update.arrays, architecture=SIZES)
+    actual = jax_step(settings, made_of, update.arrays, architecture=SIZES)
     reference = torch_step(settings, made_of, update.arrays, SIZES)
     allowed = TOLERANCES["float64"]
-    show("loss and metrics", scalar_errors(found, reference, "float64"), allowed.scalars)
-    show("gradients", tensor_errors(found, reference), allowed.gradients)
+    show("loss and metrics", scalar_errors(actual, reference, "float64"), allowed.scalars)
+    show("gradients", tensor_errors(actual, reference), allowed.gradients)
 
 
 def test_observations_are_read_and_not_trained_on(update):
@@ -320,7 +322,7 @@ def test_observations_are_read_and_not_trained_on(update):
         if name != "logp":
             np.testing.assert_array_equal(value, relabelled[name], err_msg=name)
     assert (plain["logp"] != relabelled["logp"]).any(), "the labels were other ones"
-    said = dataclasses.replace(tokens, completion_ids_PGC=jnp.where(observed, other, ids))
-    heard = update.step(dataclasses.replace(update.batch, tokens=said))
+    output = dataclasses.replace(tokens, completion_ids_PGC=jnp.where(observed, other, ids))
+    heard = update.step(dataclasses.replace(update.batch, tokens=output))
     assert abs(heard["loss"] - plain["loss"]) > 1e-6
     assert max(tensor_errors(heard, plain).values()) > 1e-2

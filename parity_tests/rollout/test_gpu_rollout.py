@@ -66,14 +66,14 @@ def test_first_tokens_are_drawn_by_the_references_softmax():
         policy.graphdef, group=draws, new=1, sampling=Sampling(temperature), table=never(vocabulary), vocab=vocabulary
     )
     rollout = generate(policy.params, ids, mask, np.zeros_like(numbers), numbers, 0, 0)
-    for p_V, drawn in zip(p_PV, np.asarray(rollout.completion_ids_PGC)[..., 0], strict=True):
+    for p_V, samples in zip(p_PV, np.asarray(rollout.completion_ids_PGC)[..., 0], strict=True):
         order = np.argsort(-p_V)
         before = np.cumsum(p_V[order]) - p_V[order]
         bin_V = np.empty(vocabulary, int)
         bin_V[order] = np.minimum((before * bins).astype(int), bins - 1)
         expected = np.bincount(bin_V, p_V, bins)
         filled = expected > 0  # a token may be likelier than a bin is wide
-        counts = np.bincount(bin_V[drawn], minlength=bins)[filled]
+        counts = np.bincount(bin_V[samples], minlength=bins)[filled]
         p_value = stats.chisquare(counts, expected[filled] * draws).pvalue
         print(f"chi-square p = {p_value:.3f} over {filled.sum()} bins (seed fixed; 0.001 is a 1 in 1000 event)")
         assert p_value > 1e-3

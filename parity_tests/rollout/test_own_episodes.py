@@ -83,10 +83,10 @@ def test_a_task_of_several_turns_is_named_by_the_config_trains_and_goes_on(folde
     # before the first iteration, two iterations, after the last: held-out episodes are scored greedy and sampled
     assert [step for step, _, _ in given] == [0, 0, 0, 1, 2, 2]
     chess = Tokenizer.load("chess")
-    for _, ids, said in given:
-        assert len(ids) == len(said) and all(len(turns) == 2 for turns in said)
+    for _, ids, output in given:
+        assert len(ids) == len(output) and all(len(turns) == 2 for turns in output)
         written = [chess.decode(i).replace("<|endoftext|>", "") for i in ids]
-        assert written == ["".join(turns) for turns in said], "what the model wrote, and no observation"
+        assert written == ["".join(turns) for turns in output], "what the model wrote, and no observation"
         assert max(map(len, ids)) > 3, "of both turns"
     lines = (folder / "run" / "samples.jsonl").read_text().splitlines()
     samples = [sample for line in lines for sample in json.loads(line)["samples"]]
@@ -97,8 +97,8 @@ def test_a_task_of_several_turns_is_named_by_the_config_trains_and_goes_on(folde
 
     (folder / "talk.py").write_text(TALK + "# another\n")
     training.main(["--config", "config.yaml", "--resume", "auto", "--iterations", "3"])
-    said = "".join(capfd.readouterr().out.split("\n")).replace("  ", " ")
-    assert "continuing after iteration 2 from" in said and "the code of talk.py" in said
+    output = "".join(capfd.readouterr().out.split("\n")).replace("  ", " ")
+    assert "continuing after iteration 2 from" in output and "the code of talk.py" in output
 
 
 def test_a_score_that_fails_on_an_episode_names_it(folder):
@@ -174,6 +174,6 @@ def test_turns_of_rewarded_prompts_are_refused(folder):
     (folder / "rewards.py").write_text("def right(completions):\n    return [0.0] * len(completions)\n")
     task = {"name": "prompts", "rewards_from": ["rewards.py:right"], "episode": {"turns": 2}}
     long = {"tokenizer": "chess", "max_position_embeddings": 96}
-    asked = {"source": "kinds.jsonl", "per_iteration": 2, "max_prompt_tokens": 16}
+    requested = {"source": "kinds.jsonl", "per_iteration": 2, "max_prompt_tokens": 16}
     with pytest.raises(ConfigError, match=r"^task.episode.turns is 2, but the task 'prompts' answers no completion"):
-        Trainer(tiny_config(task=task, prompts=asked, model=long, run_dir=str(folder / "run")))
+        Trainer(tiny_config(task=task, prompts=requested, model=long, run_dir=str(folder / "run")))

@@ -96,9 +96,9 @@ def test_samples_follow_the_exact_distribution(name):
     counts = np.bincount(np.asarray(tokens), minlength=128)
     expected = _exact_distribution(logits, SETTINGS[name])
     assert counts[vocab:].sum() == 0 and (counts[:vocab][expected == 0] == 0).all()
-    kept = expected > 0
-    p_value = stats.chisquare(counts[:vocab][kept], expected[kept] * draws).pvalue
-    print(f"{name}: chi-square p = {p_value:.3f} over {kept.sum()} tokens (seed fixed; 0.001 is a 1 in 1000 event)")
+    retained = expected > 0
+    p_value = stats.chisquare(counts[:vocab][retained], expected[retained] * draws).pvalue
+    print(f"{name}: chi-square p = {p_value:.3f} over {retained.sum()} tokens (seed fixed; 0.001 is a 1 in 1000 event)")
     assert p_value > 1e-3
     untruncated = logits / SETTINGS[name].temperature
     expected_logp = untruncated - np.log(np.exp(untruncated).sum())
@@ -121,8 +121,8 @@ def test_repetition_penalty_is_transformers(tmp_path):
 
 
 def test_top_p_keeps_at_least_one_token():
-    kept = keep_likely(jnp.log(jnp.array([[0.9, 0.1]])), Sampling(top_p=0.01))
-    assert np.isfinite(kept).tolist() == [[True, False]]
+    retained = keep_likely(jnp.log(jnp.array([[0.9, 0.1]])), Sampling(top_p=0.01))
+    assert np.isfinite(retained).tolist() == [[True, False]]
 
 
 def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(short_chunks, tmp_path):
@@ -205,13 +205,13 @@ def test_repeated_tokens_are_those_of_the_prompt_and_of_the_completion_alone(sho
     ids[mask == 1] = np.maximum(ids[mask == 1], 1)  # 0 is padding alone
     penalised = Sampling(repetition_penalty=1.3)
     generate = generation(graphdef, new=20, sampling=penalised, table=stops_often(16), past_columns=20)
-    rollout, kept = generate(params, ids, mask, np.zeros(4, np.int32), np.arange(4), 3, 0)
+    rollout, retained = generate(params, ids, mask, np.zeros(4, np.int32), np.arange(4), 3, 0)
     tokens, written = (np.asarray(x) for x in (rollout.completion_ids_PGC, rollout.completion_mask_PGC))
     assert len({*written.sum(-1).reshape(-1)}) > 2 and written.sum(-1).max() == 20
     for prompt, sibling in np.ndindex(4, 2):
         row = prompt, sibling
         expected = {*ids[prompt][mask[prompt] == 1], *tokens[row][written[row] == 1]}
-        assert {*np.flatnonzero(kept.seen_PGV[row])} == expected, row
+        assert {*np.flatnonzero(retained.seen_PGV[row])} == expected, row
 
 
 @pytest.mark.parametrize("last", [1, 3, 5])
@@ -220,15 +220,15 @@ def test_going_on_with_half_of_the_prompts_changes_no_token(short_chunks, last):
     graphdef, params = tiny_model()
     ids, mask = random_prompts([3, 7, 5, 9, 2, 4])
     caps = np.where(np.arange(6) * 5 % 6 < last, 20, 8 + np.arange(6)).astype(np.int32)
-    found = [
+    actual = [
         generation(graphdef, new=20, table=stops_often(97), compacts=compacts)(
             params, ids, mask, np.zeros(6, np.int32), np.arange(6), 3, 0, caps
         )
         for compacts in (True, False)
     ]
-    lengths = np.asarray(found[0].completion_mask_PGC).sum(-1)
+    lengths = np.asarray(actual[0].completion_mask_PGC).sum(-1)
     assert (lengths <= caps[:, None]).all() and (lengths.max(1)[caps == 20] > 16).all()
-    ours, theirs = map(arrays_of, found)
+    ours, theirs = map(arrays_of, actual)
     assert ours.keys() == theirs.keys()
     for name in ours:
         tolerance = 1e-5 if name == "sampling_logp_PGC" else 0  # matmuls of other sizes round otherwise
@@ -240,17 +240,17 @@ def test_the_decode_kernel_draws_the_same_tokens(short_chunks, monkeypatch):
     monkeypatch.setattr(decode_kernel, "BLOCK", 8)
     ids, mask = random_prompts([3, 7, 5, 9, 2, 10])
     caps = np.array([20, 8, 9, 20, 10, 11], np.int32)
-    found = []
+    actual = []
     for kernel in (False, True):
         graphdef, params = tiny_model(decode_kernel=kernel)
         generate = generation(graphdef, new=20, table=stops_often(97))
-        found.append(generate(params, ids, mask, np.zeros(6, np.int32), np.arange(6), 3, 0, caps))
-    ours, theirs = map(arrays_of, found)
+        actual.append(generate(params, ids, mask, np.zeros(6, np.int32), np.arange(6), 3, 0, caps))
+    ours, theirs = map(arrays_of, actual)
     assert ours.keys() == theirs.keys()
     for name in ours:
         tolerance = 1e-5 if name == "sampling_logp_PGC" else 0  # float32 sums in another order
         np.testing.assert_allclose(ours[name], theirs[name], atol=tolerance, err_msg=name)
-    assert np.asarray(found[0].completion_mask_PGC).sum(-1).max() == 20
+    assert np.asarray(actual[0].completion_mask_PGC).sum(-1).max() == 20
 
 
 def test_sampling_logprobs_are_those_the_trainer_recomputes():
@@ -277,15 +277,15 @@ def test_rows_stop_at_their_stop_and_are_padded_after_it():
     out = generation(graphdef, group=8, new=10, table=table)(
         params, ids, mask, np.zeros(8, np.int32), np.arange(8), 0, 0
     )
-    tokens, kept = (np.asarray(x).reshape(64, 10) for x in (out.completion_ids_PGC, out.completion_mask_PGC))
-    for row, length in enumerate(kept.sum(1)):
-        assert (kept[row] == (np.arange(10) < length)).all()
+    tokens, retained = (np.asarray(x).reshape(64, 10) for x in (out.completion_ids_PGC, out.completion_mask_PGC))
+    for row, length in enumerate(retained.sum(1)):
+        assert (retained[row] == (np.arange(10) < length)).all()
         assert not stops[tokens[row, : length - 1]].any()
         assert np.asarray(out.stopped_PG).reshape(64)[row] == stops[tokens[row, length - 1]]
         assert (tokens[row, length:] == 0).all() and (
             np.asarray(out.sampling_logp_PGC).reshape(64, 10)[row, length:] == 0
         ).all()
-    assert 1 < kept.sum(1).mean() < 10
+    assert 1 < retained.sum(1).mean() < 10
 
 
 def test_the_policy_stop_holds_on_device_as_on_text():

@@ -87,8 +87,8 @@ def test_the_finished_run_is_a_model_for_every_reader(finished):
     hidden = nnx.merge(policy.graphdef, policy.params)(jnp.asarray(ids), jnp.ones((2, 6), jnp.int32))
     with torch.no_grad():
         expected = theirs(torch.from_numpy(ids)).logits.numpy()
-    found = np.asarray(hidden @ policy.params["wte"]["embedding"][...].T)[..., : expected.shape[-1]]
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    actual = np.asarray(hidden @ policy.params["wte"]["embedding"][...].T)[..., : expected.shape[-1]]
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
     export.main(["--weights", str(run), "--out", str(folder / "whole")])
     assert content_hash(load_hf(folder / "whole")[1]) == content_hash(policy.params)
     last = run / "checkpoints" / "000004"

@@ -72,8 +72,8 @@ def metrics(run: Path) -> list[dict]:
 
 def scores(run: Path) -> dict[int, float | None]:
     """The checkpoints that are there, with the score that ranks each."""
-    found = files.complete(run / "checkpoints")
-    return {int(path.name): files.read_manifest(path)["metrics"].get(METRIC) for path in found}
+    actual = files.complete(run / "checkpoints")
+    return {int(path.name): files.read_manifest(path)["metrics"].get(METRIC) for path in actual}
 
 
 def test_every_checkpoint_holds_the_evaluation_of_its_own_weights(shared):

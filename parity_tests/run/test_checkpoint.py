@@ -70,10 +70,10 @@ def test_state_comes_back_bit_for_bit_with_its_dtypes_and_without_pickles(tmp_pa
     origin = newest_sound(checkpoints.folder, pytest.fail) or pytest.fail("no checkpoint")
     assert origin.path.name == "000003" and origin.content["note"] == "number 3" and origin.iteration == 3
     assert origin.content["metrics"] == {"reward": 5}
-    found = restore(origin, abstract(state()))
-    assert bits(found) == bits(state(3))
-    assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(state())]
-    assert content_hash(found) == content_hash(state(3)) != content_hash(state(2))
+    actual = restore(origin, abstract(state()))
+    assert bits(actual) == bits(state(3))
+    assert [x.dtype for x in jax.tree.leaves(actual)] == [x.dtype for x in jax.tree.leaves(state())]
+    assert content_hash(actual) == content_hash(state(3)) != content_hash(state(2))
 
 
 @pytest.mark.parametrize("then", [False, True])
@@ -85,9 +85,9 @@ def test_moments_come_back_where_this_run_keeps_them(tmp_path, first, then):
     )
     with Checkpoints(tmp_path, CheckpointConfig(keep_best=0)) as checkpoints:
         checkpoints.save(1, before, {}, {})
-    found = restore(load(tmp_path / "000001"), abstract(like))
-    assert bits(found) == bits(before)
-    assert {x.sharding.memory_kind for x in (found.opt_state[0].mu["w"], found.opt_state[0].nu["w"])} == {
+    actual = restore(load(tmp_path / "000001"), abstract(like))
+    assert bits(actual) == bits(before)
+    assert {x.sharding.memory_kind for x in (actual.opt_state[0].mu["w"], actual.opt_state[0].nu["w"])} == {
         "pinned_host" if then else "device"
     }
 
@@ -342,10 +342,10 @@ def test_orbax_alone_reads_a_checkpoint_and_writes_the_same_files(tmp_path):
     saved(tmp_path, 1)
     arrays = {name: np.asarray(leaf) for name, leaf in named(state(1)).items()}
     with ocp.PyTreeCheckpointer(use_ocdbt=False) as plain:
-        found = plain.restore(tmp_path / "000001" / "state")
-    assert sorted(found) == sorted(arrays)
+        actual = plain.restore(tmp_path / "000001" / "state")
+    assert sorted(actual) == sorted(arrays)
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype and np.array_equal(found[name], array), name
+        assert actual[name].dtype == array.dtype and np.array_equal(actual[name], array), name
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
     with ocp.Checkpointer(handler) as plain:
         plain.save(tmp_path / "plain", args=ocp.args.PyTreeSave(arrays))
@@ -387,9 +387,11 @@ def test_parameters_alone_load_as_weights(tmp_path):
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_best=0))
     with checkpoints:
         checkpoints.save(7, init_state(params, config().learning()), {"architecture": dataclasses.asdict(TINY)}, {})
-    architecture, found = load_checkpoint(tmp_path / "000007", jnp.float32)
+    architecture, actual = load_checkpoint(tmp_path / "000007", jnp.float32)
     assert (
-        architecture == TINY and jax.tree.structure(found) == jax.tree.structure(params) and bits(found) == bits(params)
+        architecture == TINY
+        and jax.tree.structure(actual) == jax.tree.structure(params)
+        and bits(actual) == bits(params)
     )
     moments = next(tmp_path.glob("000007/state/opt_state/**/mu/wte/embedding/0.0"))
     flip(moments)

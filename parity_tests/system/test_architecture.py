@@ -13,8 +13,8 @@ def test_the_drawing_is_of_the_imports_as_they_are():
 
 
 def test_an_arrow_that_a_longer_way_stands_for_is_left_out():
-    found = {"train": {"trainer", "update", "config"}, "trainer": {"update", "config"}, "update": {"config"}}
-    assert reduced(found) == {"train": {"trainer"}, "trainer": {"update"}, "update": {"config"}}
+    actual = {"train": {"trainer", "update", "config"}, "trainer": {"update", "config"}, "update": {"config"}}
+    assert reduced(actual) == {"train": {"trainer"}, "trainer": {"update"}, "update": {"config"}}
 
 
 def test_every_module_but_the_iterations_own_is_in_a_room_that_says_what_it_owns():

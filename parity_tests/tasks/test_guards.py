@@ -201,22 +201,22 @@ def test_the_memory_that_was_asked_for_is_read_from_every_wording_of_the_runtime
 
 
 def test_the_micro_batch_that_is_advised_is_one_the_config_takes():
-    parts, found = 1, []
+    parts, actual = 1, []
     while (
         more := next_micro_batches(config(prompts={"per_iteration": 6}, update={"micro_batches": parts}))
     ) is not None:
-        found.append(parts := more)
-    assert found == [2, 3, 6, 12, 24], "6 prompts x 4 completions: whole groups, then halves and quarters of one"
+        actual.append(parts := more)
+    assert actual == [2, 3, 6, 12, 24], "6 prompts x 4 completions: whole groups, then halves and quarters of one"
 
 
 def test_the_watchdog_speaks_during_a_hang_once_and_names_the_phase(monkeypatch):
     """Its own thread speaks; time is what the test says it is."""
     monkeypatch.setattr(phases_module, "CHECK_S", 0.01)
-    said: list[tuple[str, str]] = []
+    output: list[tuple[str, str]] = []
     spoke, clock = threading.Event(), [100.0]
 
     def say(line):
-        said.append((threading.current_thread().name, line))
+        output.append((threading.current_thread().name, line))
         spoke.set()
 
     def take(seconds):
@@ -233,12 +233,12 @@ def test_the_watchdog_speaks_during_a_hang_once_and_names_the_phase(monkeypatch)
         for iteration in range(5):
             with watchdog.iteration(iteration) as phases:
                 phases.run("update", lambda: take(1.0))
-        assert said == []
+        assert output == []
         with watchdog.iteration(5) as phases:
             phases.run("rollout", lambda: take(1.0))
             phases.run("reward", hang)
     line = "watchdog: iteration 5 has taken 11.0 s so far, 11 times the median 1.00 s; it is in phase 'reward' since 10.0 s"
-    assert said == [("watchdog", line)]
+    assert output == [("watchdog", line)]
     assert phases.seconds == {"rollout": 1.0, "reward": 20.0}
 
 

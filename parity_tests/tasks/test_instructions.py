@@ -410,15 +410,15 @@ def test_no_held_out_prompt_is_one_that_training_can_ask(mixed, monkeypatch, req
     trained = {prompt.text for step in range(config.iterations) for prompt in draws.in_order(step)[1]}
     held = heldout_rows(config, training, task.read)
     assert held is not None and len(held.rows) == 1000
-    asked = [made_prompt(task, row, index, heldout=True) for index, row in enumerate(held.rows)]
-    short = sum(prompt.text.count(".") == 2 for prompt in asked)
+    requested = [made_prompt(task, row, index, heldout=True) for index, row in enumerate(held.rows)]
+    short = sum(prompt.text.count(".") == 2 for prompt in requested)
     print(
-        f"{len(trained)} trained, {len({prompt.text for prompt in asked})} texts asked, {short} of them of one instruction"
+        f"{len(trained)} trained, {len({prompt.text for prompt in requested})} texts asked, {short} of them of one instruction"
     )
-    assert not trained & {prompt.text for prompt in asked} and short > 200
+    assert not trained & {prompt.text for prompt in requested} and short > 200
     again = [made_prompt(task, row, index) for index, row in enumerate(held.rows)]
     own = {prompt.text for prompt in again if not mixed or prompt.task == "instructions"}
-    assert own.isdisjoint(prompt.text for prompt in asked), "not of the position but of the text"
+    assert own.isdisjoint(prompt.text for prompt in requested), "not of the position but of the text"
 
 
 @pytest.fixture(scope="module")

@@ -52,8 +52,8 @@ def test_a_type_that_no_row_of_a_batch_asks_for_is_no_error():
     task, positions = make_task(task_of(name="instructions")), read_packaged("heldout")
     prompts = [task.prompt(position, 0) for position in positions[:2]]
     scores = checked_score(task, prompts, ["The cat is red.", "A dog, too."])
-    asked = {name for prompt in prompts for name in json.loads(prompt.answer or "")["instruction_id_list"]}
-    assert set(applicable(scores, prompts)) == asked | {"strict", "loose", "share"}
+    requested = {name for prompt in prompts for name in json.loads(prompt.answer or "")["instruction_id_list"]}
+    assert set(applicable(scores, prompts)) == requested | {"strict", "loose", "share"}
 
 
 @pytest.mark.slow

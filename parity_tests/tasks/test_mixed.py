@@ -88,11 +88,11 @@ def test_each_row_ends_at_its_own_cap_as_it_would_alone():
     for row, cap in enumerate(caps):
         alone = generate(int(cap))
         for name, x in arrays_of(alone).items():
-            found = arrays_of(together)[name][row]
+            actual = arrays_of(together)[name][row]
             # Two programs: XLA may sum a softmax of 3 and of 9 tokens in another order.
             tolerance = 1e-6 if name == "sampling_logp_PGC" else 0
             np.testing.assert_allclose(
-                found[..., :cap] if found.ndim == 2 else found, x[row], rtol=tolerance, err_msg=name
+                actual[..., :cap] if actual.ndim == 2 else actual, x[row], rtol=tolerance, err_msg=name
             )
     stopped = np.asarray(together.stopped_PG)
     assert stopped.any() and not stopped.all() and (lengths == caps[:, None])[~stopped].all(), "a cap is not a stop"

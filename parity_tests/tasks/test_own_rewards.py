@@ -55,15 +55,15 @@ def test_a_function_is_given_what_it_takes_and_no_more():
         def __call__(self, completions, **_):
             return np.array([len(text) for text in completions])
 
-    found, task = scored(everything, little, little, Instance(), reward_weights=[1, 2, 0.5, 0])
-    assert {name: values.tolist() for name, values in found.items()} == {
+    actual, task = scored(everything, little, little, Instance(), reward_weights=[1, 2, 0.5, 0])
+    assert {name: values.tolist() for name, values in actual.items()} == {
         "everything": [1, 0.5], "little": [1, 0], "little_2": [1, 0], "Instance": [1, 4],
     }  # fmt: skip
-    assert total_reward(found, task.component_weights).tolist() == [3.5, 0.5]
+    assert total_reward(actual, task.component_weights).tolist() == [3.5, 0.5]
     logged = task.logged()
     assert logged.metrics == {"spread": [2.0, 4.0]}
     config = tiny_config(rollout={"group_size": 2}, prompts={"per_iteration": 1})
-    rows = sample_rows(task, PROMPTS, TEXTS, np.zeros(2), found, config, logged.extras)
+    rows = sample_rows(task, PROMPTS, TEXTS, np.zeros(2), actual, config, logged.extras)
     assert rows[0]["extra"] == {"read": "a"}
     nan = sample_rows(task, PROMPTS[1:], TEXTS[1:], np.zeros(1), {}, config, {"read": logged.extras["read"][1:]})
     assert nan[0]["extra"] == {"read": None}, "strict JSON"
@@ -76,13 +76,13 @@ def test_none_leaves_a_function_out_of_a_row_and_components_one_by_one_refuse_it
     def second(completions):
         return [None, 3.0]
 
-    found, task = scored(first, second, reward_weights=[2.0, 0.5])
-    assert total_reward(found, task.component_weights).tolist() == [2.0, 1.5], "a sum over what is there"
-    own = applicable(found, PROMPTS)
+    actual, task = scored(first, second, reward_weights=[2.0, 0.5])
+    assert total_reward(actual, task.component_weights).tolist() == [2.0, 1.5], "a sum over what is there"
+    own = applicable(actual, PROMPTS)
     assert own["first"].tolist() == [1.0] and own["second"].tolist() == [3.0], "means are over the rows it is about"
     with pytest.raises(RewardError, match=r"'first' is None for 1 of 2 completions; advantage.components other than"):
-        about_every_row(found, task.component_weights)
-    about_every_row(found, dict.fromkeys(found, 0.0))  # diagnostics hinder nothing
+        about_every_row(actual, task.component_weights)
+    about_every_row(actual, dict.fromkeys(actual, 0.0))  # diagnostics hinder nothing
 
 
 def hangs(**_):

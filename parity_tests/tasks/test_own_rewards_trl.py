@@ -48,10 +48,10 @@ def format_reward_func(completions, **kwargs):
 def accuracy_reward_func(prompts, completions, answer, kind, log_metric=None, **kwargs):
     """About sums alone: None elsewhere."""
     rewards = []
-    for completion, right, asked in zip(completions, answer, kind, strict=True):
-        found = re.search(r"(\d+)", completion)
-        rewards.append(float(found is not None and found.group(1) == right) if asked == "sum" else None)
-    log_metric("share_of_sums", np.mean([asked == "sum" for asked in kind]))
+    for completion, right, requested in zip(completions, answer, kind, strict=True):
+        actual = re.search(r"(\d+)", completion)
+        rewards.append(float(actual is not None and actual.group(1) == right) if requested == "sum" else None)
+    log_metric("share_of_sums", np.mean([requested == "sum" for requested in kind]))
     return rewards
 
 
@@ -119,11 +119,11 @@ def test_gdpo_of_the_same_functions_equals_trls_where_none_is_none(trainer):
     components = np.stack([x.values_B for x in ours(chosen, weights).values()])
     config = AdvantageConfig(components="gdpo")
     components_KPG = jnp.asarray(components).reshape(len(weights), -1, 4)
-    found = combined_advantages(components_KPG, jnp.asarray(weights), config)[0].reshape(-1)
+    actual = combined_advantages(components_KPG, jnp.asarray(weights), config)[0].reshape(-1)
     reference = component_advantages(
         torch.from_numpy(components.T), weights, torch.from_numpy(GROUPS), components="gdpo"
     )
-    for name, advantages in (("jax_grpo", found), ("torch_ref", reference)):
+    for name, advantages in (("jax_grpo", actual), ("torch_ref", reference)):
         show(name, {"advantages": difference(name, advantages, expected)}, 1e-5)
 
 
@@ -140,9 +140,9 @@ def test_trls_own_packaged_reward_runs_as_it_is(trainer):
 def _agree(functions, weights, scale: str, expected: np.ndarray) -> None:
     components = ours(functions, weights)
     rewards = total_reward(components, dict(zip(components, weights, strict=True)))
-    found = group_advantages(jnp.asarray(rewards).reshape(-1, 4), AdvantageConfig(scale=scale))[0].reshape(-1)
+    actual = group_advantages(jnp.asarray(rewards).reshape(-1, 4), AdvantageConfig(scale=scale))[0].reshape(-1)
     reference = torch_group_advantages(torch.from_numpy(rewards), torch.from_numpy(GROUPS), scale=scale)
-    for name, advantages in (("jax_grpo", found), ("torch_ref", reference)):
+    for name, advantages in (("jax_grpo", actual), ("torch_ref", reference)):
         # float32: sums of five rewards of size 20 in another order, divided by their deviation
         show(name, {"advantages": difference(name, advantages, expected)}, 1e-5)
     assert np.abs(expected).max() > 0.1

@@ -71,11 +71,11 @@ def test_twenty_datasets_are_scored_as_the_library_scores():
 def test_a_held_out_question_is_never_trained_on_and_the_seed_alone_decides():
     task = task_with({"chain_sum": {"settings": {"max_terms": 2, "max_digits": 1}}, "leg_counting": {}})
     trained = {made_prompt(task, None, seed).text for seed in range(1500)}
-    asked = {made_prompt(task, None, seed, heldout=True).text for seed in range(300)}
-    assert not trained & asked
-    share = len(asked) / len(trained | asked)
-    print(f"{len(trained)} different questions trained on, {len(asked)} asked")
-    assert len(trained) > 100 and len(asked) > 10 and share < 0.5
+    requested = {made_prompt(task, None, seed, heldout=True).text for seed in range(300)}
+    assert not trained & requested
+    share = len(requested) / len(trained | requested)
+    print(f"{len(trained)} different questions trained on, {len(requested)} asked")
+    assert len(trained) > 100 and len(requested) > 10 and share < 0.5
     again = task_with({"chain_sum": {"settings": {"max_terms": 2, "max_digits": 1}}, "leg_counting": {}})
     assert [made_prompt(again, None, seed) for seed in range(20)] == [
         made_prompt(task, None, seed) for seed in range(20)
@@ -212,5 +212,5 @@ def test_a_run_trains_on_questions_alone_and_beside_another_task(tmp_path):
     part = {key: value for key, value in own.items() if key != "name"} | {"share": 3}
     mixed = {"name": "mixed", "mixture": {"reasoning_gym": part, "length": {}}}
     metrics, samples, _ = Trainer(load_config(tiny | {"task": mixed})).iterate(0)
-    asked = collections.Counter(prompt.task for prompt in samples.prompts)
-    assert asked["reasoning_gym"] and "reward/reasoning_gym/right/mean" in metrics
+    requested = collections.Counter(prompt.task for prompt in samples.prompts)
+    assert requested["reasoning_gym"] and "reward/reasoning_gym/right/mean" in metrics

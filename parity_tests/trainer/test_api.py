@@ -84,8 +84,8 @@ def test_the_examples_own_reward_is_learnt(tmp_path):
         command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
-    said = re.search(r"mean reward ([\d.]+) -> ([\d.]+)", done.stdout)
-    assert said and float(said[1]) < 0.2 and float(said[2]) > 0.8, done.stdout
+    output = re.search(r"mean reward ([\d.]+) -> ([\d.]+)", done.stdout)
+    assert output and float(output[1]) < 0.2 and float(output[2]) > 0.8, done.stdout
 
 
 class Own(jax_grpo.Task):

@@ -67,8 +67,8 @@ def _jax(config: Config):
         for arrays in BATCHES:
             state, metrics = update(state, batch_from(arrays, config.learning()))
             records.append({name: float(x) for name, x in metrics.items()})
-            kept = (state.params, state.opt_state, state.beta, state.optimizer_step)
-            states.append([np.array(x) for x in jax.tree.leaves(kept)])
+            retained = (state.params, state.opt_state, state.beta, state.optimizer_step)
+            states.append([np.array(x) for x in jax.tree.leaves(retained)])
         return records, states, to_hf(state.params, policy.architecture), int(state.nonfinite_in_a_row)
 
 
@@ -79,8 +79,8 @@ def _torch(config: Config):
         batch = torch_ref.batch.from_arrays(arrays, config.learning(), dtype=torch.float64)
         records.append({name: float(x) for name, x in optimiser_step(state, batch, config.learning()).items()})
         moments = [x for one in state.optimiser.state.values() for x in one.values()]
-        kept = [*model.parameters(), *map(torch.as_tensor, [*moments, state.beta, state.step])]
-        states.append([x.detach().clone().numpy() for x in kept])
+        retained = [*model.parameters(), *map(torch.as_tensor, [*moments, state.beta, state.step])]
+        states.append([x.detach().clone().numpy() for x in retained])
     parameters = {name: p.detach().numpy() for name, p in model.named_parameters()}
     return records, states, parameters, state.nonfinite_in_a_row
 
@@ -173,9 +173,9 @@ def test_an_iterations_metrics_pass_over_its_empty_steps(combine):
         _step(loss=3.0, **{"kl/mean": 0.4}),
         _step(**EMPTY, empty_steps=2, beta=0.2),
     ]
-    found = combine(steps)
+    actual = combine(steps)
     expected = {"loss": 2.0, "grad_norm": 2.0, "kl/mean": 0.4, "beta": 0.2, "empty_steps": 2, "nonfinite": 0}
-    assert {name: found[name] for name in expected} == expected and "empty" not in found
+    assert {name: actual[name] for name in expected} == expected and "empty" not in actual
     nothing = combine([_step(**EMPTY, empty_steps=1)])
     assert all(math.isnan(nothing[name]) for name in ("loss", "policy_loss", "grad_norm", "kl/mean"))
     assert nothing["empty_steps"] == 1 and nothing["beta"] == 0.1
@@ -200,9 +200,9 @@ def test_health_takes_no_reading_from_an_empty_iteration_but_names_it():
     nothing = {"entropy": math.nan, "kl/mean": math.nan, "loss": math.nan, "ratio/first_deviation": math.nan}
     history = [record(i) for i in range(4)] + [record(4 + i, **nothing, empty_steps=i + 1) for i in range(3)]
     config = tiny_config(objective={"mask_truncated": True})
-    found = diagnose(history, config, {"legal": 1.0})
-    assert [finding.check for finding in found] == ["empty_steps"], "no collapse of an entropy that nobody measured"
-    assert "3 optimiser steps so far had no token to train on" in found[0].line
+    actual = diagnose(history, config, {"legal": 1.0})
+    assert [finding.check for finding in actual] == ["empty_steps"], "no collapse of an entropy that nobody measured"
+    assert "3 optimiser steps so far had no token to train on" in actual[0].line
     # read as zeros, as they were before, the same records are a collapsed policy
     zeros = [record(i) for i in range(4)] + [record(4 + i, entropy=0.0, **{"kl/mean": 0.0}) for i in range(3)]
     assert "entropy_collapse" in [finding.check for finding in diagnose(zeros, config, {"legal": 1.0})]

@@ -130,11 +130,13 @@ def test_held_out_episodes_are_played_to_their_end_greedy_and_sampled(tmp_path):
     trainer = Trainer(settings)
     evaluator = make_evaluator(trainer, heldout_rows(settings, trainer.positions, trainer.task.read))
     assert evaluator is not None
-    found = evaluator(trainer.state.params)
+    actual = evaluator(trainer.state.params)
     for mode in ("greedy", "sampled"):
-        assert {f"eval/{mode}/{name}" for name in ("reward", "found", "sooner", "number")} <= set(found.metrics)
-        assert len(found.completions[mode]) == 3 and all(2 <= text.count(":") <= 3 for text in found.completions[mode])
-    assert len(set(found.completions["greedy"])) == 1 < len(set(found.completions["sampled"])), (
+        assert {f"eval/{mode}/{name}" for name in ("reward", "found", "sooner", "number")} <= set(actual.metrics)
+        assert len(actual.completions[mode]) == 3 and all(
+            2 <= text.count(":") <= 3 for text in actual.completions[mode]
+        )
+    assert len(set(actual.completions["greedy"])) == 1 < len(set(actual.completions["sampled"])), (
         "one prompt, and no guess is right"
     )
     names = [program.name for program in run_of(settings).programs]
@@ -220,14 +222,14 @@ def test_turns_of_a_task_that_answers_nothing_are_refused_before_anything_is_com
 def found_share(guesses, numbers: int, turns: int) -> float:
     """Share of the hidden numbers that a way of guessing finds; `guesses(answers so far)` gives the next guess."""
     task = GuessTask(task_of(name="guess", guess_numbers=numbers, episode={"turns": turns}))
-    found = []
+    actual = []
     for number in range(1, numbers + 1):
         hidden, answers, done = task.reset(Prompt("", 0, answer=str(number))), [], False
         while not done:
             observation, done = hidden.step(f" {guesses(answers)}")
             answers.append(observation)
-        found.append(hidden.found)
-    return float(np.mean(found))
+        actual.append(hidden.found)
+    return float(np.mean(actual))
 
 
 def halving(answers) -> int:
@@ -246,9 +248,9 @@ def test_the_number_is_found_by_its_answers_and_not_without_them():
 
 def test_the_hidden_numbers_are_of_the_prompt_and_even():
     task = GuessTask(task_of(name="guess", episode={"turns": 3}))
-    drawn = [int(task.prompt(None, seed).answer) for seed in range(700)]  # pyright: ignore[reportArgumentType]
-    assert drawn == [int(task.prompt(None, seed).answer) for seed in range(700)]
-    counts = np.bincount(drawn, minlength=8)[1:]
+    sampled = [int(task.prompt(None, seed).answer) for seed in range(700)]  # pyright: ignore[reportArgumentType]
+    assert sampled == [int(task.prompt(None, seed).answer) for seed in range(700)]
+    counts = np.bincount(sampled, minlength=8)[1:]
     assert len(counts) == 7 and abs(counts - 100).max() < 40, "four standard deviations"
     assert len({task.prompt(None, seed).text for seed in range(9)}) == 1, "nothing of it is in the prompt"
     for text, expected in {" 5": " 5", " 12": " 1", "  7 ": "  7", "x": "", " x": " "}.items():
@@ -260,9 +262,9 @@ def test_the_number_game_is_learnt_beyond_what_blind_guessing_can(tmp_path):
     """No policy that ignores the answers finds more than three of seven numbers; halving finds all: 20 x 512 episodes."""
     path = str(Path(__file__).parents[2] / "configs" / "guess.yaml")
     run = train(load_config(path, ["--run_dir", str(tmp_path / "run"), "--logging.samples_every", "0"]))
-    found = [record["reward/found/mean"] for record in read_records(run / "metrics.jsonl")]
+    actual = [record["reward/found/mean"] for record in read_records(run / "metrics.jsonl")]
     print(
-        f"found: {np.mean(found[:5]):.3f} at the start, {np.mean(found[-20:]):.3f} in the last 20; blindly at most {3 / 7:.3f}"
+        f"found: {np.mean(actual[:5]):.3f} at the start, {np.mean(actual[-20:]):.3f} in the last 20; blindly at most {3 / 7:.3f}"
     )
     # 1 on the machine of docs/episodes.md; a run whose rounding leads it to begin with 3 or 5 can end at 6 of 7
-    assert np.mean(found[:5]) < 3 / 7 and np.mean(found[-20:]) > 0.8
+    assert np.mean(actual[:5]) < 3 / 7 and np.mean(actual[-20:]) > 0.8

@@ -58,11 +58,11 @@ def test_the_environment_of_the_page_tells_its_wish_and_rewards_what_is_written_
     assert {prompt.text for prompt in prompts} == {"a wish: "}, "nothing of it is in the prompt"
     episodes = checked_reset(task, prompts)  # pyright: ignore[reportArgumentType]
     live = dict(enumerate(episodes))
-    asked = checked_steps(task, prompts, live, ["AB1"] * 3)  # pyright: ignore[reportArgumentType]
-    assert sorted(asked) == [(" capitals: ", False), (" digits: ", False), (" small letters: ", False)]
+    requested = checked_steps(task, prompts, live, ["AB1"] * 3)  # pyright: ignore[reportArgumentType]
+    assert sorted(requested) == [(" capitals: ", False), (" digits: ", False), (" small letters: ", False)]
     checked_steps(task, prompts, live, ["AB1c"] * 3)  # pyright: ignore[reportArgumentType]
     shares = dict(
-        zip([text for text, _ in asked], checked_score(task, prompts, episodes)["granted"].values_B, strict=True)
+        zip([text for text, _ in requested], checked_score(task, prompts, episodes)["granted"].values_B, strict=True)
     )
     assert shares == {" capitals: ": 0.5, " digits: ": 0.25, " small letters: ": 0.25}
 
@@ -125,24 +125,24 @@ def test_the_examples_train_outside_the_repository_with_the_installed_wheel_and_
     assert Path(place.strip()).is_relative_to(package)
     for command in COMMANDS:
         run([sys.executable, "-m", *command.split()], folder, **environment)
-    found = {}
+    actual = {}
     for name in ("kinds", "counted", "wish"):
         records = [r for r in read_records(folder / "runs" / name / "metrics.jsonl") if "reward/mean" in r]
-        found[name] = [float(np.mean([r["reward/mean"] for r in part])) for part in (records[:5], records[-5:])]
-    print({name: f"{first:.2f} -> {last:.2f}" for name, (first, last) in found.items()})
-    assert found["kinds"][0] < 0.3 and found["kinds"][1] > 0.6, "of at most 1"
-    assert found["counted"][0] < 0.4 and found["counted"][1] > 1.1, "of at most 2"
-    assert found["wish"][0] < 0.3 and found["wish"][1] > 0.6, "of at most 1, and a third without the answers"
+        actual[name] = [float(np.mean([r["reward/mean"] for r in part])) for part in (records[:5], records[-5:])]
+    print({name: f"{first:.2f} -> {last:.2f}" for name, (first, last) in actual.items()})
+    assert actual["kinds"][0] < 0.3 and actual["kinds"][1] > 0.6, "of at most 1"
+    assert actual["counted"][0] < 0.4 and actual["counted"][1] > 1.1, "of at most 2"
+    assert actual["wish"][0] < 0.3 and actual["wish"][1] > 0.6, "of at most 1, and a third without the answers"
     from_python = (
         "import jax_grpo, rewards\n"
         "changes = ['--task.rewards_from', 'null', '--iterations', '1', '--run_dir', 'python']\n"
         "config = jax_grpo.load_config('reward.yaml', changes)\n"
         "print(jax_grpo.train.train(config, rewards=[rewards.share]))\n"
     )
-    said = run(
+    output = run(
         [sys.executable, "-c", from_python], folder, **environment | {"PYTHONPATH": f"{absent}:{package}:{folder}"}
     )
-    assert said.rstrip().endswith("python") and (folder / "python" / "weights").is_dir()
+    assert output.rstrip().endswith("python") and (folder / "python" / "weights").is_dir()
 
 
 def test_the_reward_of_the_readme_takes_twenty_lines():

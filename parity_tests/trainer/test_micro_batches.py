@@ -64,8 +64,8 @@ def two_fit() -> float:
 @pytest.mark.slow  # two runs and the programs of a search
 def test_auto_under_a_small_limit_trains_as_the_number_itself_bit_for_bit(two_fit, tmp_path, capsys):
     train(settings(tmp_path / "auto", micro_batches="auto", memory_limit_gb=two_fit))
-    said = capsys.readouterr().out
-    assert "update.micro_batches: auto is 2, of 8 completions:" in said and "(update.memory_limit_gb)" in said
+    output = capsys.readouterr().out
+    assert "update.micro_batches: auto is 2, of 8 completions:" in output and "(update.memory_limit_gb)" in output
     train(settings(tmp_path / "number", micro_batches=2))
     same(trained(tmp_path / "auto"), trained(tmp_path / "number"))
     assert load_config(str(tmp_path / "auto" / "config.yaml")).update.micro_batches == 2
@@ -123,12 +123,12 @@ def test_an_evaluation_that_no_micro_batch_makes_smaller_is_refused_by_its_name(
 
 
 def test_a_changed_batch_that_the_old_number_does_not_cut_is_chosen_for_anew():
-    said: list[str] = []
-    found = choose_micro_batches(
-        settings(micro_batches="auto", memory_limit_gb=1.0), said.append, before={"update": {"micro_batches": 7}}
+    output: list[str] = []
+    actual = choose_micro_batches(
+        settings(micro_batches="auto", memory_limit_gb=1.0), output.append, before={"update": {"micro_batches": 7}}
     )
-    assert found.update.micro_batches == 1
-    assert said == [said[0]] and "auto is 1, of 16 completions" in said[0] and "1 programs compiled" in said[0]
+    assert actual.update.micro_batches == 1
+    assert output == [output[0]] and "auto is 1, of 16 completions" in output[0] and "1 programs compiled" in output[0]
 
 
 def test_limits_come_from_the_config_the_card_or_the_memory_that_is_free():

@@ -72,8 +72,8 @@ def test_a_run_that_a_reward_ended_is_continued_with_the_mended_one_bit_for_bit(
     assert "Traceback" not in str(raised.value)
     mended(folder)
     training.main([*command, "--resume", "auto"])
-    assert "continuing after iteration 2 from" in (said := "".join(capfd.readouterr().out.split("\n")))
-    assert "changed since: the code of rewards.py" in said.replace("  ", " ")
+    assert "continuing after iteration 2 from" in (output := "".join(capfd.readouterr().out.split("\n")))
+    assert "changed since: the code of rewards.py" in output.replace("  ", " ")
     training.main([*command, "--run_dir", "whole"])
     for file in ("weights/model.safetensors", "samples.jsonl"):
         assert (folder / "run" / file).read_bytes() == (folder / "whole" / file).read_bytes(), file

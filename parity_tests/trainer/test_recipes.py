@@ -60,9 +60,9 @@ def test_gsm8k_as_it_is_published(folder):
     config = load_config(str(ROOT / "configs" / "gsm8k_qwen25_0.5b_4090.yaml"), [*SMALL, *own])
     run = train(config)
     for sample in first_samples(run):
-        asked = next(row for row in rows[:8] if row["question"] in sample["prompt"])
+        requested = next(row for row in rows[:8] if row["question"] in sample["prompt"])
         system = "Please reason step by step, and put your final answer within \\boxed{}."
-        assert sample["prompt"] == f"<|system|>{system}\n<|user|>{asked['question']}\n<|assistant|>"
+        assert sample["prompt"] == f"<|system|>{system}\n<|user|>{requested['question']}\n<|assistant|>"
     records = jax_grpo.read_records(run / "metrics.jsonl")
     (name,) = {key.split("/")[1] for record in records for key in record if key.startswith("reward/")} - {"mean", "std"}
     assert name in ("math_answer", "gsm8k_answer")
@@ -77,6 +77,8 @@ def test_countdown_as_it_is_published(folder):
     config = load_config(str(ROOT / "configs" / "countdown_qwen25_1.5b_4090.yaml"), [*SMALL, *own])
     run = train(config)
     for sample in first_samples(run):
-        asked = [f"Using the numbers {row['nums']}, create an equation that equals {row['target']}." for row in rows]
-        assert sum(each in sample["prompt"] for each in asked) == 1
+        requested = [
+            f"Using the numbers {row['nums']}, create an equation that equals {row['target']}." for row in rows
+        ]
+        assert sum(each in sample["prompt"] for each in requested) == 1
         assert sample["components"].keys() == {"countdown", "think_format"}

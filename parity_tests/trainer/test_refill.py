@@ -93,14 +93,14 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
         metrics, scored, batch = trainer.iterate(iteration)
         cursor += draws
         later = [group for group in groups[PROMPTS:] if has_signal(group)]
-        kept = [group if has_signal(group) or not later else later.pop(0) for group in groups[:PROMPTS]]
-        assert [prompt.text for prompt in scored.prompts[::GROUP]] == [group[0] for group in kept]
-        assert scored.completions == [text for group in kept for text in group[1]]
-        np.testing.assert_array_equal(scored.rewards_B, np.concatenate([group[2] for group in kept]))
+        retained = [group if has_signal(group) or not later else later.pop(0) for group in groups[:PROMPTS]]
+        assert [prompt.text for prompt in scored.prompts[::GROUP]] == [group[0] for group in retained]
+        assert scored.completions == [text for group in retained for text in group[1]]
+        np.testing.assert_array_equal(scored.rewards_B, np.concatenate([group[2] for group in retained]))
         assert scored.logged.extras["characters"] == [len(text) for text in scored.completions]
         assert len(scored.logged.metrics["characters"]) == len(groups) * GROUP, "of everything that was rewarded"
         advantages_PG = np.asarray(batch.advantages_B).reshape(PROMPTS, GROUP)
-        assert [bool((row != 0).any()) for row in advantages_PG] == list(map(has_signal, kept))
+        assert [bool((row != 0).any()) for row in advantages_PG] == list(map(has_signal, retained))
         tokens = sum(group[3].sum() for group in groups)
         assert {name: value for name, value in metrics.items() if name.startswith("refill/")} == {
             "refill/rounds": draws - 1,
@@ -114,7 +114,7 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
         assert metrics["reward/unselected"] == pytest.approx(unselected), (
             "of what was drawn before any reward was known"
         )
-        assert metrics["groups_without_signal"] == PROMPTS - sum(map(has_signal, kept))
+        assert metrics["groups_without_signal"] == PROMPTS - sum(map(has_signal, retained))
         assert trainer.manifest(iteration + 1, 0)["next_prompt"] == cursor * PROMPTS
         full += metrics["groups_without_signal"] == 0 and draws > 1
     print(f"{full} batches were filled up by further rounds; prompts of {widths} tokens")
@@ -127,19 +127,19 @@ def test_a_group_that_differs_beside_the_outcome_alone_is_without_signal(folder)
     """Without `by` every group differs by its lengths; with it those of prompts that nobody is paid for train nothing."""
     settings = sparse_config({"rounds": 2, "by": "right"}, prompts={"source": str(folder / "positions.jsonl")})
     made = Trainer(settings, Shaped(Shaped.Settings()))
-    fresh, found = jax.tree.map(np.array, made.state), {}
+    fresh, actual = jax.tree.map(np.array, made.state), {}
     for by in (None, "right"):
         begin_again(made, fresh)
         refill = settings.rollout.refill.model_copy(update={"by": by})
         made.config = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"refill": refill})})
-        found[by] = made.iterate(0)
-    metrics, samples, batch = found["right"]
+        actual[by] = made.iterate(0)
+    metrics, samples, batch = actual["right"]
     right_PG = samples.components["right"].values_B.reshape(PROMPTS, GROUP)
     differs_P = (right_PG != right_PG[:, :1]).any(1)
     advantages_PG = np.asarray(batch.advantages_B).reshape(PROMPTS, GROUP)
     np.testing.assert_array_equal((advantages_PG != 0).any(1), differs_P)
     assert metrics["groups_without_signal"] == (~differs_P).sum() and metrics["refill/rounds"] > 0
-    plain, samples, batch = found[None]
+    plain, samples, batch = actual[None]
     rewards_PG = samples.rewards_B.reshape(PROMPTS, GROUP)
     assert plain["groups_without_signal"] == (rewards_PG == rewards_PG[:, :1]).all(1).sum() < (~differs_P).sum()
 
@@ -180,7 +180,7 @@ def has_signal(group: tuple) -> bool:
 
 def test_a_spent_budget_leaves_the_other_slots_their_own_groups(trainer):
     fresh, settings = jax.tree.map(np.array, trainer.state), trainer.config
-    found = {}
+    actual = {}
     for name, refill in {
         "none": None,
         "one round": RefillConfig(rounds=1),
@@ -190,10 +190,10 @@ def test_a_spent_budget_leaves_the_other_slots_their_own_groups(trainer):
         begin_again(trainer, fresh)
         rollout = settings.rollout.model_copy(update={"refill": refill})
         trainer.config = settings.model_copy(update={"rollout": rollout})
-        found[name] = trainer.iterate(0)
+        actual[name] = trainer.iterate(0)
     trainer.config = settings
     begin_again(trainer, fresh)
-    (metrics, none, _), (spent, one, batch), (least, *_), (most, *_) = found.values()
+    (metrics, none, _), (spent, one, batch), (least, *_), (most, *_) = actual.values()
     assert most["refill/rounds"] > 1 and spent["refill/rounds"] == 1
     assert 0 < spent["groups_without_signal"] < metrics["groups_without_signal"]
     assert not any(name.startswith("refill/") for name in metrics)
@@ -244,17 +244,17 @@ def test_a_prompt_that_comes_again_in_a_later_round_is_sampled_anew(trainer):
 @pytest.mark.parametrize("budget", [{"rounds": 2}, {"rounds": 5, "tokens": 140}], ids=["two", "tokens"])
 @pytest.mark.parametrize("curriculum", [None, {"passed": 0.1, "again": 0.6, "revisit": 0.1}], ids=["", "curriculum"])
 def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curriculum, budget, trainer, monkeypatch):
-    fresh, settings, said, found = jax.tree.map(np.array, trainer.state), trainer.config, [], {}
+    fresh, settings, output, actual = jax.tree.map(np.array, trainer.state), trainer.config, [], {}
     score = trainer.task.score
-    monkeypatch.setattr(trainer.task, "prepare", lambda prompts: said.append("generate"))
-    monkeypatch.setattr(trainer.task, "score", lambda *given: said.append("reward") or score(*given))
+    monkeypatch.setattr(trainer.task, "prepare", lambda prompts: output.append("generate"))
+    monkeypatch.setattr(trainer.task, "score", lambda *given: output.append("reward") or score(*given))
     for ahead in (False, True):
         begin_again(trainer, fresh)
         if curriculum is not None:
             how, places = CurriculumConfig(**curriculum), lambda place: trainer.prompts.dataset.at(place)[0]
             trainer.prompts.curriculum = Curriculum(how, settings.seed, len(trainer.prompts.dataset), places)
         rollout = settings.rollout.model_copy(update={"refill": RefillConfig(**budget, ahead=ahead)})
-        trainer.config, said[:] = settings.model_copy(update={"rollout": rollout}), []
+        trainer.config, output[:] = settings.model_copy(update={"rollout": rollout}), []
         made = [trainer.iterate(iteration) for iteration in range(4)]
         state = jax.tree.map(np.array, trainer.saved())
         costs = [
@@ -267,10 +267,10 @@ def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curricul
         assert generated == pytest.approx(
             [a + (b["unused_tokens"] or 0) for a, b in zip(drawn_tokens, costs, strict=True)]
         )
-        found[ahead] = records, state, trainer.prompts.further, costs, list(said)
+        actual[ahead] = records, state, trainer.prompts.further, costs, list(output)
     trainer.config, trainer.prompts.curriculum = settings, None
     begin_again(trainer, fresh)
-    (records, state, cursor, costs, one_by_one), (others, other, other_cursor, ahead_costs, beside) = found.values()
+    (records, state, cursor, costs, one_by_one), (others, other, other_cursor, ahead_costs, beside) = actual.values()
     assert records == others and cursor == other_cursor > 0
     chex.assert_trees_all_equal(state, other)
     assert all(cost == {"unused": None, "unused_tokens": None} for cost in costs)
@@ -359,8 +359,8 @@ def test_episodes_are_refilled_whole(folder):
         for row, (prompt, episode) in enumerate(zip(scored.prompts, scored.episodes, strict=True)):
             # A stop that ends a completion is a token, and no text of its turn.
             read = trainer.tokenizer.decode(ids[row][mask[row]].tolist())
-            for said, _ in episode.turns:
-                assert said in read and read.startswith(prompt.text), (read, episode)
+            for output, _ in episode.turns:
+                assert output in read and read.startswith(prompt.text), (read, episode)
         advantages_PG = np.asarray(batch.advantages_B).reshape(PROMPTS, 2)
         assert metrics["groups_without_signal"] == sum(not group.any() for group in advantages_PG)
         assert metrics["logp_mismatch/max"] < 2e-5, "float32 rounding of decode against the batched forward"

@@ -125,14 +125,14 @@ def test_a_position_drawn_twice_in_one_iteration_gets_completions_of_its_own(in_
     trainer = Trainer(load_config(QUICK, overrides))
     positions = read_packaged("heldout")[:3]
     trainer.prompts.dataset = PromptDataset(positions, 0)
-    numbers, asked = trainer.prompts.in_order(0)
-    assert [prompt.row for prompt in asked] == [positions[number] for number in numbers]
+    numbers, requested = trainer.prompts.in_order(0)
+    assert [prompt.row for prompt in requested] == [positions[number] for number in numbers]
     made = trainer._draw(0, Phases())
     prompts, ids = made.prompts, np.asarray(made.rollout.completion_ids_PGC)
-    groups = {number: [ids[row] for row, drawn in enumerate(numbers) if drawn == number] for number in range(3)}
+    groups = {number: [ids[row] for row, sampled in enumerate(numbers) if sampled == number] for number in range(3)}
     assert sorted(map(len, groups.values())) == [2, 3, 3] and len(prompts) == 8
-    for number, drawn in groups.items():
-        for a, b in itertools.combinations(drawn, 2):
+    for number, sampled in groups.items():
+        for a, b in itertools.combinations(sampled, 2):
             assert not np.array_equal(a, b), f"position {number} was drawn twice and completed alike"
     # A batch without repetitions gives the first occurrences: runs whose draws are distinct are what they were.
     three = trainer.config.prompts.model_copy(update={"per_iteration": 3})
