@@ -44,7 +44,7 @@ class GroupedTokens:
     completion_ids_PGC: jax.Array
     completion_mask_PGC: jax.Array
     # Of each micro-batch's products over tokens, no fewer than it has real tokens; None: padding has rows too.
-    rows: int | None = struct.field(pytree_node=False, default=None)
+    rows: int | None = struct.field(pytree_node=False, default=None, kw_only=True)
 
     def predictions(self, model: Any) -> tuple[jax.Array, jax.Array]:
         """Hidden states [P*G, C, H] that predict the completion tokens, and those tokens [P*G, C]."""
