@@ -138,11 +138,14 @@ def piece(pieces: Any, number: int) -> Any:
     return jax.tree.map(lambda x: x[number], pieces)
 
 
-def without_padding(batch: Batch, parts: int) -> Batch:
-    """The batch, of whose tokens a model computes `rows_without_padding`. Waits for the tokens, if the device is at them."""
+def without_padding(batch: Batch, parts: int, on_host: GroupedTokens | None = None) -> Batch:
+    """The batch, of whose tokens a model computes `rows_without_padding`.
+
+    `on_host` are its tokens as numpy arrays; None: they are read from the device, which is waited for.
+    """
     tokens = batch.tokens
     assert isinstance(tokens, GroupedTokens), "the trainer's own layout"
-    rows = rows_without_padding(jax.device_get(tokens), parts)
+    rows = rows_without_padding(jax.device_get(tokens) if on_host is None else on_host, parts)
     return dataclasses.replace(batch, tokens=dataclasses.replace(tokens, rows=rows))
 
 
@@ -179,10 +182,7 @@ def minibatches(
         tokens = split(tokens, count)
         for number in range(count):
             one = piece(pieces, number)
-            if parts is not None:
-                rows = rows_without_padding(piece(tokens, number), parts)
-                one = dataclasses.replace(one, tokens=dataclasses.replace(one.tokens, rows=rows))
-            yield one
+            yield one if parts is None else without_padding(one, parts, piece(tokens, number))
 
 
 def _reordered(batch: Batch, order_P: np.ndarray) -> Batch:

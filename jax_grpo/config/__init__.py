@@ -132,8 +132,8 @@ class Config(sections.Section):
                 f"kl.reference_mix {self.kl.reference_mix} with model.adapter would mix the two matrices of each adapter one by "
                 "one, whose product is then no mixture; expected 1, which copies them"
             )
-        for key, value in self.kl.not_default("reference_dtype", "offload_reference"):
-            if self.model.adapter is not None:
+        if self.model.adapter is not None:
+            for key, value in self.kl.not_default("reference_dtype", "offload_reference"):
                 yield (
                     f"kl.{key} {str(value).lower()} with model.adapter: the reference reads the policy's own base, and has "
                     "nothing but adapters to make smaller; leave it out"

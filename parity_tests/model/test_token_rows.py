@@ -37,7 +37,7 @@ def test_real_tokens_have_the_first_rows_in_their_order_and_come_back(seed, more
 
 
 def test_cotangents_go_where_the_rows_came_from(x64):
-    """Against finite differences along random directions: both maps are linear."""
+    """Both maps are linear: <weights, map(moved)> is <cotangents of the weights, moved>."""
     prompt_PT, completion_PGC = (jnp.asarray(mask) for mask in masks(2))
     rows = TokenRows(prompt_PT, completion_PGC, int(prompt_PT.sum() + completion_PGC.sum()) + 2)
     rng = np.random.default_rng(0)
