@@ -25,6 +25,7 @@ from jax_grpo.loss import TokenTerms, is_empty, metrics, token_terms
 from jax_grpo.mesh import ONE_DEVICE, Layout, Part
 from jax_grpo.model.layers import cast_matrices
 from jax_grpo.objective import adaptive_beta, applied_coefficient, next_coefficient
+from jax_grpo.objective.masking import masked
 from jax_grpo.optimiser import adamw, apply_adamw, arrays_in, moved_reference, offloaded, reference_copy, schedule
 from jax_grpo.policy.adapters import joined
 from jax_grpo.system.compilation import training_options
@@ -94,7 +95,7 @@ def _head_inputs(
 def make_score(
     graphdef, learning: Learning, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
-    """Jitted `score(params, batch) -> (logp_BS, entropy_BS)`, micro-batch by micro-batch, of all that the model reads."""
+    """Jitted `score(params, batch) -> (logp_BS, entropy_BS)`, micro-batch by micro-batch; 0 at what is not trained on."""
     token_logprobs = _token_logprobs(learning)
 
     def of_all(params, micro_batches):
@@ -116,7 +117,8 @@ def make_score(
         micro_batches = split(batch.tokens, learning.update.minibatches * learning.update.parts)
         logp_NBS, entropy_NBS = of_all(params, micro_batches)
         shape = batch.mask_BS.shape
-        return logp_NBS.reshape(shape), entropy_NBS.reshape(shape)
+        # Elsewhere it depends on which padding was left out, and so on the number of devices.
+        return masked(logp_NBS.reshape(shape), batch.mask_BS), masked(entropy_NBS.reshape(shape), batch.mask_BS)
 
     return score
 

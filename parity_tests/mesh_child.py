@@ -193,7 +193,7 @@ def step(case: dict[str, Any]) -> dict[str, Any]:
 def scored(case: dict[str, Any], params: Any) -> list[np.ndarray]:
     how = settings(case)
     layout, given = layout_of(how.mesh), batch("float64")
-    return [masked(x, given) for x in make_score(of_case(case)[0], how.learning(), layout)(layout.place(params), given)]
+    return [np.asarray(x) for x in make_score(of_case(case)[0], how.learning(), layout)(layout.place(params), given)]
 
 
 def score(case: dict[str, Any]) -> dict[str, Any]:
