@@ -4,7 +4,7 @@ Every number is a function of (weights, prompts, seed). Of training it knows the
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,12 +74,16 @@ class Evaluator:
         self._task, self._seed, self._tokenizer = task, config.seed, policy.tokenizer
         self._iterations, self._windows = config.iterations, config.windows()
         self._generate = make_programs(policy.graphdef, policy.tokenizer, task, config, layout)
-        self._batches, limit = [], config.prompt_limit()
-        for start in range(0, len(self.prompts), BATCH):
-            batch = self.prompts[start : start + BATCH]
-            texts = [prompt.text for prompt in batch]
-            tokens = encode_prompts(texts, policy.tokenizer, limit)
-            self._batches.append((batch, tokens, range(start, start + len(batch))))
+        # Of each prompt, the number of the one whose answer it has.
+        self._rows = {mode: list(range(len(self.prompts))) for mode in MODES}
+        if not isinstance(task, EpisodicTask):  # equal prompts have one greedy answer
+            first: dict[tuple, int] = {}
+            self._rows["greedy"] = [
+                first.setdefault((prompt.text, prompt.start_state, prompt.max_new_tokens), number)
+                for number, prompt in enumerate(self.prompts)
+            ]
+        limit = config.prompt_limit()
+        self._batches = {mode: list(self._encoded(sorted(set(rows)), limit)) for mode, rows in self._rows.items()}
 
     def __call__(self, params: Any, iteration: int = 0) -> Evaluation:
         """Generates and scores every prompt in both modes, with the weights after so many iterations."""
@@ -100,12 +104,22 @@ class Evaluator:
     def _yardsticks(self) -> dict[str, float]:
         return self._task.yardsticks(self.prompts)
 
+    def _encoded(
+        self, numbers: Sequence[int], limit: int
+    ) -> Iterator[tuple[list[Prompt], PromptTokens, Sequence[int]]]:
+        """Batches of the prompts of these numbers."""
+        for start in range(0, len(numbers), BATCH):
+            batch = [self.prompts[number] for number in numbers[start : start + BATCH]]
+            tokens = encode_prompts([prompt.text for prompt in batch], self._tokenizer, limit)
+            yield batch, tokens, numbers[start : start + BATCH]
+
     def _complete(self, mode: str, params: Any) -> tuple[list[str], list[list[int]]]:
         """A completion of each prompt, and its tokens."""
-        texts, cap = [], self._windows.completion
+        by_number, cap = {}, self._windows.completion
         program = TextProgram(self._generate[mode], self._tokenizer, self._task.stop_rule, cap)
-        for prompts, tokens, numbers in self._batches:
-            texts += program.complete(params, prompts, tokens, numbers, self._seed)
+        for prompts, tokens, numbers in self._batches[mode]:
+            by_number |= zip(numbers, program.complete(params, prompts, tokens, numbers, self._seed), strict=True)
+        texts = [by_number[number] for number in self._rows[mode]]
         return texts, self._tokenizer.encode_batch(texts)  # of the texts: the tokens that were drawn may be others
 
     def _play(self, mode: str, params: Any) -> tuple[list[Episode], list[list[int]]]:
@@ -118,7 +132,7 @@ class Evaluator:
         player = Episodes(self._task, self._tokenizer, self._windows, 1, *turns, self._task_policy)
         episodes: list[Episode] = []
         ids: list[list[int]] = []
-        for prompts, tokens, numbers in self._batches:
+        for prompts, tokens, numbers in self._batches[mode]:
             rows = np.resize(np.arange(len(prompts)), BATCH)
             filled_prompts, numbers_P = [prompts[int(row)] for row in rows], np.array(numbers, np.int32)[rows]
             filled = filled_prompts, PromptTokens(tokens.ids_PT[rows], tokens.mask_PT[rows]), numbers_P
