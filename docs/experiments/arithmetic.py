@@ -180,7 +180,8 @@ def trl(arguments: argparse.Namespace) -> None:
 
 def ours(arguments: argparse.Namespace) -> None:
     """The iterations of configs/arithmetic.yaml; prints the mean reward and the processor seconds of each step."""
-    trainer = Trainer(load_config("configs/arithmetic.yaml", ["--seed", str(arguments.seed)]))
+    words = ["--seed", str(arguments.seed), "--model.compute_dtype", "float32"]  # as TRL computes
+    trainer = Trainer(load_config("configs/arithmetic.yaml", words))
     rewards, processor, began = [], [time.process_time()], time.monotonic()
     for iteration in range(arguments.steps):
         rewards.append(trainer.iterate(iteration)[0]["reward/right/mean"])

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jax_grpo.lm_head import tiles
 from jax_grpo.lm_head.tiles import WHOLE, Columns, Partial, RowStatistics, Tiling, TokenLoss, put, take
+from jax_grpo.products import contract
 
 LEARNS, MEASURED, IDLE = 2, 1, 0  # a row's work: gradients; statistics only; none
 
@@ -243,9 +244,9 @@ def _gradients_of_rows(plan: Plan, tokens: Tokens, order_KC: jax.Array, stop, to
         )
         if known is None:
             statistics = put(statistics, index_C, measured)
-        to_hidden_CH = jnp.einsum("cv,vh->ch", d_CV, tokens.weights_VH, preferred_element_type=dtype)
+        to_hidden_CH = contract(d_CV, tokens.weights_VH, (1, 0), dtype)
         # Accumulated in float32 whatever the operands: a sum rounded to bfloat16 after each tile drifts.
-        to_embedding_VH += jnp.einsum("cv,ch->vh", d_CV, hidden_CH, preferred_element_type=tokens.accumulator)
+        to_embedding_VH += contract(d_CV, hidden_CH, (0, 0), tokens.accumulator)
         done = Gradients(loss + jnp.sum(loss_C), put(to_hidden_NH, index_C, to_hidden_CH), to_embedding_VH)
         return done, statistics
 
@@ -276,8 +277,8 @@ def _gradients_of_columns(plan: Plan, tokens: Tokens, order_KC: jax.Array, stop,
             index_C = jax.lax.dynamic_index_in_dim(order_KC, row_number, keepdims=False)
             hidden_CH, targets_C, measured, *to_row = take(per_row, index_C)
             d_CV = plan.kernels.tile_dlogits(hidden_CH, weights_VH, targets_C, measured, *to_row, columns, stored)
-            to_hidden_CH = jnp.einsum("cv,vh->ch", d_CV, weights_VH, preferred_element_type=tokens.accumulator)
-            to_weights_VH += jnp.einsum("cv,ch->vh", d_CV, hidden_CH, preferred_element_type=tokens.accumulator)
+            to_hidden_CH = contract(d_CV, weights_VH, (1, 0), tokens.accumulator)
+            to_weights_VH += contract(d_CV, hidden_CH, (0, 0), tokens.accumulator)
             return to_hidden_NH.at[index_C].add(to_hidden_CH, mode="drop", unique_indices=True), to_weights_VH
 
         nothing = jnp.zeros(weights_VH.shape, tokens.accumulator)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jax_grpo.lm_head.tiles import WHOLE, Tiling
+from jax_grpo.products import contract
 
 
 def _matmul(stored: Any, hidden_BSH: jax.Array, embedding_VH: jax.Array) -> jax.Array:
@@ -31,11 +32,10 @@ def _logits_forward(stored: Any, hidden_BSH: jax.Array, embedding_VH: jax.Array)
 def _logits_backward(stored: Any, saved, gradient_BSV: jax.Array) -> tuple[jax.Array, jax.Array]:
     hidden_BSH, embedding_VH = saved
     dtype = hidden_BSH.dtype
-    gradient_BSV = gradient_BSV.astype(dtype)
-    to_hidden_BSH = jnp.einsum("bsv,vh->bsh", gradient_BSV, embedding_VH.astype(dtype), preferred_element_type=dtype)
-    accumulator = jnp.promote_types(dtype, jnp.float32)
-    to_embedding_VH = jnp.einsum("bsv,bsh->vh", gradient_BSV, hidden_BSH, preferred_element_type=accumulator)
-    return to_hidden_BSH, to_embedding_VH.astype(embedding_VH.dtype)
+    gradient_NV, hidden_NH = (x.astype(dtype).reshape(-1, x.shape[-1]) for x in (gradient_BSV, hidden_BSH))
+    to_hidden_NH = contract(gradient_NV, embedding_VH.astype(dtype), (1, 0), dtype)
+    to_embedding_VH = contract(gradient_NV, hidden_NH, (0, 0), jnp.promote_types(dtype, jnp.float32))
+    return to_hidden_NH.reshape(hidden_BSH.shape), to_embedding_VH.astype(embedding_VH.dtype)
 
 
 _logits.defvjp(_logits_forward, _logits_backward)

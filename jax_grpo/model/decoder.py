@@ -17,7 +17,7 @@ from jax_grpo.mesh.tensor import looked_up, over_tensor
 from jax_grpo.model import decode_kernel
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import BLOCKS, KV, EarlierTurns, Seen, Turn, attend, heads_first, turn_of
-from jax_grpo.model.layers import Block, Mix, norm
+from jax_grpo.model.layers import PRODUCT, Block, Mix, norm
 from jax_grpo.token_rows import TokenRows
 
 
@@ -31,10 +31,8 @@ def position_ids(attention_mask_BT: jax.Array) -> jax.Array:
 
 
 Remat = Literal[False, "all", "dots"]
-REMAT_POLICIES = {
-    "all": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}  # None: a block's inputs alone
+# None: a block's inputs alone.
+REMAT_POLICIES = {"all": None, "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT)}
 
 
 def differentiated(block: Block, x: jax.Array, turn: Turn | None, mix: Mix, remat: Remat) -> tuple[jax.Array, Any]:

@@ -11,13 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from jax_grpo.mesh.tensor import over_tensor
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import Turn, turned, wide_dtype
+from jax_grpo.products import matmul
 
 # Of queries, keys and values [..., N or K, D]: the heads' outputs, and the cache for the caller.
 Mix = Callable[..., tuple[jax.Array, Any]]  # of what `Attention.parts` returns, or `packed`
+PRODUCT = "product"  # of a linear map, to policies of rematerialisation
 ACTIVATIONS = {"gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True), "silu": jax.nn.silu}
 
 
@@ -43,7 +46,7 @@ class Linear(nnx.Linear):
     def product(self, inputs: jax.Array) -> jax.Array:
         """x W, and what adapters add to it, in the compute dtype."""
         x = inputs.astype(self.dtype)
-        product = x @ self.kernel[...].astype(self.dtype)
+        product = checkpoint_name(matmul(x, self.kernel[...].astype(self.dtype)), PRODUCT)
         if self.kernel_scale is not None:
             # After the product: XLA puts both into one kernel, and writes no matrix of floats.
             wide = wide_dtype(product)
