@@ -32,11 +32,13 @@ from jax_grpo.config.files import weights_directory
 PROMPT_TOKENS = 64  # at most; fewer than 49 would be another width, with programs of its own to compile
 CANDIDATES = 1024  # positions; half of them are of the common width, and a run takes a few each step
 LONGEST = 80  # of all packaged positions
+SMOLLM2 = Problem(30, 9, 576, 49152, 8, 8, PROMPT_TOKENS, 32, positions=8192, model="smollm2-135m-instruct")
 PROBLEMS = {
     "width-128": Problem(4, 4, 128, 50257, 8, 8, PROMPT_TOKENS, 32),
     "124m": Problem(12, 12, 768, 50257, 2, 4, PROMPT_TOKENS, 32),
     "124m-8x8x144-bf16": Problem(12, 12, 768, 50257, 8, 8, PROMPT_TOKENS, 144, "bfloat16"),
-    "smollm2-135m": Problem(30, 9, 576, 49152, 8, 8, PROMPT_TOKENS, 32, positions=8192, model="smollm2-135m-instruct"),
+    "smollm2-135m": SMOLLM2,
+    "smollm2-135m-bf16": SMOLLM2._replace(dtype="bfloat16"),
     "tiny": Problem(1, 2, 16, 50257, 2, 2, PROMPT_TOKENS, 4),
 }
 CHUNKED = {"implementation": "chunked", "chunk_tokens": 256, "chunk_vocab": 8192}

@@ -68,8 +68,9 @@ def test_a_batch_without_its_padding_has_the_same_scores_and_gradients(micro_bat
     assert relative_error(grads, actual[1]) < 1e-12 and abs(loss - actual[0]) < 1e-12 * abs(loss)
     real = batch.mask_BS == 1
     chex.assert_trees_all_close(logp_BS[real], actual[2][real], rtol=1e-12)
-    scores = (make_score(graphdef, learning)(params, which)[0][real] for which in (batch, packed))
-    chex.assert_trees_all_close(*scores, rtol=1e-12)
+    scores = [make_score(graphdef, learning)(params, which)[0] for which in (batch, packed)]
+    chex.assert_trees_all_close(scores[0][real], scores[1][real], rtol=1e-12)
+    assert not any(score[~real].any() for score in scores), "0 at padding, whether it was left out or not"
 
 
 def test_rows_are_quarters_that_hold_the_fullest_part():
