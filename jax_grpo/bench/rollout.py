@@ -59,6 +59,7 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
     import jax
     import jax.numpy as jnp
 
+    from jax_grpo.products import contract, matmul
     from jax_grpo.system import devices
 
     device, dtype = jax.devices()[0], jnp.dtype(problem.dtype)
@@ -76,8 +77,8 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
     @jax.jit
     def products(embedding_VH: jax.Array, matrices: list[jax.Array], x_RH: jax.Array) -> list[jax.Array]:
         wide_RF = jnp.tile(x_RH, 4)
-        results = [(x_RH if len(w) == problem.width else wide_RF) @ w for w in matrices]
-        return [x.sum() for x in (*results, x_RH @ embedding_VH.T)]
+        results = [matmul(x_RH if len(w) == problem.width else wide_RF, w) for w in matrices]
+        return [x.sum() for x in (*results, contract(x_RH, embedding_VH, (1, 1), jnp.float32))]
 
     x_RH = jnp.ones((problem.rows, problem.width), dtype)
     return best_ms(lambda: products(embedding, matrices, x_RH), FLOOR_REPEATS)
