@@ -59,7 +59,7 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
     import jax
     import jax.numpy as jnp
 
-    from jax_grpo.products import contract, matmul
+    from jax_grpo.arrays.products import contract, matmul
     from jax_grpo.system import devices
 
     device, dtype = jax.devices()[0], jnp.dtype(problem.dtype)

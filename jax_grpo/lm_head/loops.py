@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jax_grpo.arrays.products import contract
 from jax_grpo.lm_head import tiles
 from jax_grpo.lm_head.tiles import WHOLE, Columns, Partial, RowStatistics, Tiling, TokenLoss, put, take
-from jax_grpo.products import contract
 
 LEARNS, MEASURED, IDLE = 2, 1, 0  # a row's work: gradients; statistics only; none
 

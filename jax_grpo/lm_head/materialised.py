@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jax_grpo.arrays.products import contract
 from jax_grpo.lm_head.tiles import WHOLE, Tiling
-from jax_grpo.products import contract
 
 
 def _matmul(stored: Any, hidden_BSH: jax.Array, embedding_VH: jax.Array) -> jax.Array:

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_grpo.arrays.token_rows import TokenRows
 from jax_grpo.mesh.tensor import looked_up, over_tensor
 from jax_grpo.model import decode_kernel
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import BLOCKS, KV, EarlierTurns, Seen, Turn, attend, heads_first, turn_of
 from jax_grpo.model.layers import PRODUCT, Block, Mix, norm
-from jax_grpo.token_rows import TokenRows
 
 
 def position_ids(attention_mask_BT: jax.Array) -> jax.Array:

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_grpo.arrays.products import matmul
 from jax_grpo.mesh.tensor import over_tensor
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.attention import Turn, turned, wide_dtype
-from jax_grpo.products import matmul
 
 # Of queries, keys and values [..., N or K, D]: the heads' outputs, and the cache for the caller.
 Mix = Callable[..., tuple[jax.Array, Any]]  # of what `Attention.parts` returns, or `packed`

@@ -9,8 +9,8 @@ import pytest
 from conftest import TINY, tiny_model
 from flax import nnx
 
-from jax_grpo import products
-from jax_grpo.products import contract, matmul
+from jax_grpo.arrays import products
+from jax_grpo.arrays.products import contract, matmul
 
 ROUNDING = {jnp.bfloat16: 2.0**-8, jnp.float32: 2.0**-16}  # of the result; the latter's sums are float32
 SHAPES = {(1, 0): ((24, 40), (40, 56)), (1, 1): ((24, 40), (56, 40)), (0, 0): ((40, 24), (40, 56))}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import config, grouped_tokens, relative_error, tiny_model, training_batch
 
+from jax_grpo.arrays.token_rows import TokenRows
 from jax_grpo.batch import without_padding
-from jax_grpo.token_rows import TokenRows
 from jax_grpo.update import make_gradient, make_score
 
 
