@@ -7,6 +7,8 @@ order that follows from it, so that over several commits each gets its turn. No 
 import hashlib
 import os
 import time
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import pytest
 
@@ -23,3 +25,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     budget = os.environ.get(SECONDS)
     if budget is not None and time.monotonic() - BEGAN > float(budget):
         pytest.skip(f"not begun within the {budget} s of ${SECONDS}")
+
+
+def slow_but(by_default: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases for `parametrize`, of which a default run takes these: the others ask the same in other words."""
+    return [pytest.param(case, marks=[] if case in by_default else [pytest.mark.slow]) for case in cases]

@@ -19,6 +19,7 @@ from both import (
     show,
     weights,
 )
+from budget import slow_but
 from conftest import TINY
 from flax import nnx
 from trl_judge import (
@@ -42,7 +43,12 @@ from torch_ref.compare import difference, logp_error, tensor_errors
 
 @pytest.mark.parametrize(
     ("loss_type", "level"),
-    [(name, level) for name in LOSS_TYPES for level in ("token", "sequence") if (name, level) != ("vespo", "sequence")],
+    [
+        pytest.param(name, level, marks=[] if level == "token" or name == "grpo" else [pytest.mark.slow])
+        for name in LOSS_TYPES
+        for level in ("token", "sequence")
+        if (name, level) != ("vespo", "sequence")
+    ],
 )
 def test_trl_agrees_on_every_loss_type(trainer, loss_type, level):
     name, aggregation = LOSS_TYPES[loss_type]
@@ -103,7 +109,7 @@ def _mismatch_weights(trainer, inputs: dict[str, torch.Tensor], sampling: torch.
     return names["vllm_importance_sampling_ratio"]
 
 
-@pytest.mark.parametrize("floor", [None, 0.9])
+@pytest.mark.parametrize("floor", slow_but([0.9], [None, 0.9]))
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     bounds = {"mismatch_cap": 1.2, "mismatch_floor": floor, "mismatch_mode": mode}
@@ -123,7 +129,7 @@ def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     agree(actual, trl_step(trainer, inputs, "dapo", "token", attributes))
 
 
-@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
+@pytest.mark.parametrize("loss_type", slow_but(["dapo", "cispo"], [name for name in LOSS_TYPES if name != "bnpo"]))
 def test_trl_agrees_when_gradients_are_accumulated(trainer, loss_type):
     name, aggregation = LOSS_TYPES[loss_type]
     actual, advantages = both_steps(

@@ -12,6 +12,7 @@ import peft
 import pytest
 import torch
 import transformers
+from budget import slow_but
 from conftest import TINY
 from flax import nnx
 from safetensors.numpy import load_file
@@ -112,7 +113,7 @@ def test_adapters_are_continued_as_a_new_runs_start_and_are_its_reference(finish
     trainer.task.close()
 
 
-@pytest.mark.parametrize("base", ["parameters", "int8"])
+@pytest.mark.parametrize("base", slow_but(["parameters"], ["parameters", "int8"]))
 def test_a_run_that_died_continues_bit_for_bit(base, tmp_path, monkeypatch):
     model = {"adapter": {"rank": RANK, "alpha": 4.0, "base_dtype": base}}
     cut, whole = cut_and_whole(lambda run: settings(tmp_path, run, model=model), monkeypatch)
@@ -195,14 +196,26 @@ def test_a_folder_without_adapters_does_not_begin_any(tmp_path):
     "changes",
     [
         {"rollout": {"refill": {"rounds": 2, "ahead": True}}, "prompts": {"curriculum": {"passed": 0.5}}},
-        {"kl": {"beta": 0.1, "reference_every": 2, "adaptive": True}, "update": {"micro_batches": 2, "minibatches": 2}},
-        {"objective": {"name": "kl_cov", "cov_share": 0.2}, "lm_head": {"implementation": "chunked"}},
+        pytest.param(
+            {
+                "kl": {"beta": 0.1, "reference_every": 2, "adaptive": True},
+                "update": {"micro_batches": 2, "minibatches": 2},
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"objective": {"name": "kl_cov", "cov_share": 0.2}, "lm_head": {"implementation": "chunked"}},
+            marks=pytest.mark.slow,
+        ),
         {"model": {"adapter": {"merged_rollouts": True, "targets": ["c_fc"], "rank_stabilised": True}, "remat": True}},
         {"update": {"micro_batches": "auto", "offload_optimizer": True}, "model": {"decode_attention": "pallas"}},
-        {
-            "update": {"micro_batches": "auto"},
-            "model": {"decode_attention": "pallas", "compute_dtype": "bfloat16", "adapter": {"base_dtype": "int8"}},
-        },
+        pytest.param(
+            {
+                "update": {"micro_batches": "auto"},
+                "model": {"decode_attention": "pallas", "compute_dtype": "bfloat16", "adapter": {"base_dtype": "int8"}},
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["refill", "moving reference", "kl_cov", "merged", "auto", "int8"],
 )
