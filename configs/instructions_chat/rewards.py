@@ -6,6 +6,7 @@ rewards are 0 where it does not hold.
 
 import re
 
+from jax_grpo.rewards.texts import content
 from jax_grpo.tasks.instructions import share, strict
 
 LEAST_WORDS = 10
@@ -18,20 +19,16 @@ def _runs(text):
     return list(zip(words, words[1:], words[2:], strict=False))
 
 
-def _text(completion):
-    return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
 def on_topic(completions, topic, **columns):
     """Whether the topic's word, or its plural, stands in the answer."""
-    words = [set(re.findall(r"\w+", _text(one).casefold())) for one in completions]
+    words = [set(re.findall(r"\w+", content(one).casefold())) for one in completions]
     return [float(not {wanted, f"{wanted}s"}.isdisjoint(own)) for own, wanted in zip(words, topic, strict=True)]
 
 
 def copied(prompts, completions, **columns):
     """The share of the prompt's runs of three words that the answer has too."""
     pairs = [
-        (set(_runs(_text(asked))), set(_runs(_text(one)))) for asked, one in zip(prompts, completions, strict=True)
+        (set(_runs(content(asked))), set(_runs(content(one)))) for asked, one in zip(prompts, completions, strict=True)
     ]
     return [len(asked & own) / len(asked) for asked, own in pairs]
 
@@ -40,7 +37,7 @@ def counts(prompts, completions, topic, **columns):
     """1.0 for an answer on its topic, of some length, that neither copies the prompt nor repeats itself."""
     verdicts = zip(completions, on_topic(completions, topic), copied(prompts, completions), strict=True)
     return [
-        float(bool(topical) and share <= COPIED and EXAMPLE not in _text(one) and _is_text(_text(one)))
+        float(bool(topical) and share <= COPIED and EXAMPLE not in content(one) and _is_text(content(one)))
         for one, topical, share in verdicts
     ]
 
