@@ -102,9 +102,11 @@ def make_score(
         if layout is not ONE_DEVICE:  # each micro-batch gathers them: in the dtype they are read in
             params = cast_matrices(params, nnx.merge(graphdef, params).compute_dtype)
 
-        def of_micro_batch(tokens):
+        def of_micro_batch(micro_batch):
+            tokens, mask_bS = micro_batch
             arrays, by_name = _head_inputs(graphdef, params, tokens, learning, layout)
-            return token_logprobs(*arrays, **by_name)
+            # Elsewhere it depends on which padding was left out, and so on the number of devices.
+            return tuple(masked(score_bS, mask_bS) for score_bS in token_logprobs(*arrays, **by_name))
 
         return jax.lax.map(of_micro_batch, micro_batches)
 
@@ -114,11 +116,9 @@ def make_score(
     def score(params, batch: Batch):
         if learning.kl.offload_reference:
             params = arrays_in(jax.memory.Space.Device, params)
-        micro_batches = split(batch.tokens, learning.update.minibatches * learning.update.parts)
+        micro_batches = split((batch.tokens, batch.mask_BS), learning.update.minibatches * learning.update.parts)
         logp_NBS, entropy_NBS = of_all(params, micro_batches)
-        shape = batch.mask_BS.shape
-        # Elsewhere it depends on which padding was left out, and so on the number of devices.
-        return masked(logp_NBS.reshape(shape), batch.mask_BS), masked(entropy_NBS.reshape(shape), batch.mask_BS)
+        return logp_NBS.reshape(batch.mask_BS.shape), entropy_NBS.reshape(batch.mask_BS.shape)
 
     return score
 

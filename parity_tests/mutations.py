@@ -412,7 +412,7 @@ FAULTS = {
     "padding left out: tokens come back from the next one's row": Fault("arrays/token_rows.py", "jnp.maximum(here_N - 1, 0)", "here_N", "model/test_token_rows.py -k come_back"),
     "padding left out: gradients go back by the way there": Fault("arrays/token_rows.py", "_pick(to_picked, *reversed(places))", "_pick(to_picked, *places)", "model/test_token_rows.py -k cotangents"),
     "padding left out: rows beyond the last token are not empty": Fault("arrays/token_rows.py", "jnp.arange(count) < here_N[-1]", "jnp.arange(count) >= 0", "model/test_token_rows.py -k come_back"),
-    "padding has scores": Fault("update.py", "return masked(logp_NBS.reshape(shape), batch.mask_BS)", "return logp_NBS.reshape(shape)", "model/test_token_rows.py -k same_scores"),
+    "padding has scores": Fault("update.py", "tuple(masked(score_bS, mask_bS) for", "tuple(score_bS for", "model/test_token_rows.py -k same_scores"),
     "equal prompts of other caps have one answer": Fault("evaluate/during_training.py", "prompt.start_state, prompt.max_new_tokens)", "prompt.start_state)", "evaluate/test_evaluation_modes.py -k equal"),
     "a CPU's products in bfloat16 return bfloat16": Fault("arrays/products.py", "return product(a, b, jnp.float32)", "return product(a, b, jnp.bfloat16)", "model/test_products.py -k instructions"),
     "a product's gradient in its weights is of the cotangent alone": Fault("arrays/products.py", "contract(x_NI, to_NO, (0, 0), w_IO.dtype)", "contract(jnp.ones_like(x_NI), to_NO, (0, 0), w_IO.dtype)", "model/test_products.py -k gradients"),

@@ -202,7 +202,8 @@ def test_a_program_whose_kernels_can_be_enumerated_is_counted_as_by_hand(target)
 
 # Kernels of one decode step in each loop over the cache's chunks; of the update and the scoring outside their loop over
 # micro-batches and in it (where there is one micro-batch, in all). XLA of JAX 0.10. More is a failure; who needs fewer writes that
-# down here, and in docs/launches.md. The metric `ratio/deviation` is one kernel of rookworld_4090's update, two of bench_8x174's.
+# down here, and in docs/launches.md. The metric `ratio/deviation` is one kernel of rookworld_4090's update, two of bench_8x174's;
+# scores masked where nothing is trained are one of bench_8x174's scoring.
 HELD = {
     ("rookworld_4090", "rtx4090"): {"decode": [131], "update": [269, 1010], "score": [2, 406]},
     ("rookworld_4090", "rtx4090", "--model.attention", "pallas"): {
@@ -211,8 +212,8 @@ HELD = {
         "score": [2, 225],
     },
     ("rookworld_4090", "h200"): {"decode": [143], "update": [270, 1083], "score": [2, 406]},
-    ("bench_8x174", "rtx4090"): {"decode": [131], "update": [1652, 12, 9, 11, 9, 7, 9], "score": [312, 10, 9]},
-    ("bench_8x174", "h200"): {"decode": [144], "update": [1735, 12, 9, 11, 9, 7, 9], "score": [311, 10, 9]},
+    ("bench_8x174", "rtx4090"): {"decode": [131], "update": [1652, 12, 9, 11, 9, 7, 9], "score": [313, 10, 9]},
+    ("bench_8x174", "h200"): {"decode": [144], "update": [1735, 12, 9, 11, 9, 7, 9], "score": [312, 10, 9]},
 }
 
 # One process for all programs of a config. The assembler's optimisations, a third of the time, change no launch.
