@@ -142,11 +142,11 @@ def trl(arguments: argparse.Namespace) -> None:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    processor: list[float] = [time.process_time()]
+    times = [times_now()]
 
     class Clock(TrainerCallback):
         def on_step_end(self, *arguments: Any, **_: Any) -> None:
-            processor.append(time.process_time())
+            times.append(times_now())
 
     folder = weights_directory(BASE)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -166,41 +166,37 @@ def trl(arguments: argparse.Namespace) -> None:
         model=str(folder), reward_funcs=last_number, args=config, train_dataset=data, processing_class=tokenizer,
         callbacks=[Clock()],
     )  # fmt: skip
-    began = time.monotonic()
+    times[0] = times_now()
     trainer.train()
-    seconds = time.monotonic() - began
     trainer.save_model(arguments.out)
-    record_curve(
-        Path(arguments.out),
-        rewards=[line["reward"] for line in trainer.state.log_history if "reward" in line],
-        processor_seconds=np.diff(processor).tolist(),
-        seconds=seconds,
-    )
+    record_curve(Path(arguments.out), [line["reward"] for line in trainer.state.log_history if "reward" in line], times)
 
 
 def ours(arguments: argparse.Namespace) -> None:
     """The iterations of configs/arithmetic.yaml; prints the mean reward and the processor seconds of each step."""
     words = ["--seed", str(arguments.seed), "--model.compute_dtype", "float32"]  # as TRL computes
     trainer = Trainer(load_config("configs/arithmetic.yaml", words))
-    rewards, processor, began = [], [time.process_time()], time.monotonic()
+    rewards, times = [], [times_now()]
     for iteration in range(arguments.steps):
         rewards.append(trainer.iterate(iteration)[0]["reward/right/mean"])
-        processor.append(time.process_time())
-    record_curve(
-        Path(arguments.out),
-        rewards=rewards,
-        processor_seconds=np.diff(processor).tolist(),
-        seconds=time.monotonic() - began,
-    )
+        times.append(times_now())
+    record_curve(Path(arguments.out), rewards, times)
 
 
-def record_curve(folder: Path, *, rewards: list[float], processor_seconds: list[float], seconds: float) -> None:
-    """Writes and prints what `curve` reads of a run: rewards and processor seconds by iteration, seconds and memory of all."""
+def times_now() -> tuple[float, float]:
+    """Seconds of this process's processors, and of the clock."""
+    return time.process_time(), time.monotonic()
+
+
+def record_curve(folder: Path, rewards: list[float], times: list[tuple[float, float]]) -> None:
+    """Writes and prints what `curve` reads of a run: rewards and both kinds of seconds by iteration, seconds and memory of all."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    processor_seconds, clock_seconds = np.diff(times, axis=0).T.round(1).tolist()
     record = {
         "rewards": [round(reward, 3) for reward in rewards],
-        "processor_seconds": [round(of_one, 1) for of_one in processor_seconds],
-        "seconds": round(seconds, 1),
+        "processor_seconds": processor_seconds,
+        "clock_seconds": clock_seconds,
+        "seconds": round(times[-1][1] - times[0][1], 1),
         "peak_gb": round(peak, 2),
     }
     folder.mkdir(parents=True, exist_ok=True)

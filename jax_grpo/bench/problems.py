@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_grpo.bench.runner import torch_device
+from jax_grpo.bench.runner import NotHere, torch_device
 from jax_grpo.config import Config, ConfigError, load_config, require_all_trained
+from jax_grpo.config.files import weights_directory
 
 
 class Problem(NamedTuple):
@@ -31,7 +32,8 @@ class Problem(NamedTuple):
     config: str = ""  # the file that the sizes are of
     # Of a mixture of tasks, each one's share of the prompts and its completions' cap; empty: all have C.
     parts: tuple[tuple[float, int], ...] = ()
-    model: str = ""  # what a config calls weights of these sizes, and their tokenizer; empty: random weights
+    model: str = ""  # what a config calls weights of these sizes, and their tokenizer; empty: a GPT-2's random weights
+    micro_batches: int = 1  # of a step, at least; a config's own where the problem is of one
 
     @property
     def rows(self) -> int:
@@ -46,9 +48,10 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         mixture = "".join(f"; {share:.0%} of the prompts to {cap}" for share, cap in self.parts)
         named = f"{self.model}: " if self.model else ""
+        micro_batches = f"; {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         return (
             f"{named}L {self.layers}, H {self.width}, V {self.vocabulary}; {self.prompts} prompts x {self.group} completions, "
-            f"{self.prompt} + {self.completion} tokens, {self.dtype}{mixture}"
+            f"{self.prompt} + {self.completion} tokens, {self.dtype}{mixture}{micro_batches}"
         )
 
 
@@ -58,6 +61,9 @@ PROBLEMS = {
     "124m": Problem(12, 12, 768, 50257, 2, 4, 48, 32),
     "124m-64x192-bf16": Problem(12, 12, 768, 50257, 8, 8, 48, 144, "bfloat16"),
     "124m-long": Problem(12, 12, 768, 50257, 4, 4, 256, 512),
+    "smollm2-135m-long": Problem(
+        30, 9, 576, 49152, 4, 4, 256, 512, positions=8192, model="smollm2-135m-instruct", micro_batches=4
+    ),
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
 # A block's matrices, in widths in and out.
@@ -111,7 +117,7 @@ def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
             "prompts": {"per_iteration": problem.prompts, "max_prompt_tokens": problem.prompt},
             "rollout": {"group_size": problem.group, "max_new_tokens": problem.completion},
             "kl": {"beta": 0.04},
-            "update": {"learning_rate": 1e-6},
+            "update": {"learning_rate": 1e-6, "micro_batches": problem.micro_batches},
         }
     changed = {name: own.get(name, {}) | dict(settings) for name, settings in sections.items()}
     return Config.model_validate(own | changed | {"run_dir": "none"})
@@ -198,22 +204,38 @@ def batch_of(problem: Problem) -> Any:
     )  # fmt: skip
 
 
+def architecture_of(problem: Problem) -> Any:
+    """The `Architecture` of the problem's model."""
+    from jax_grpo.model.architecture import Architecture
+    from jax_grpo.model.weights import read_config
+
+    return read_config(weights_directory(problem.model)) if problem.model else Architecture(*problem.sizes)
+
+
 def model_of(problem: Problem, **how: Any) -> tuple[Any, Any]:
     """The weights in this project's model: its graphdef and parameters; keywords are `Decoder`'s."""
     import jax.numpy as jnp
     from flax import nnx
 
-    from jax_grpo.model.architecture import Architecture
     from jax_grpo.model.decoder import Decoder
-    from jax_grpo.model.weights import from_hf
+    from jax_grpo.model.weights import from_hf, load_hf
 
-    sizes, dtype = Architecture(*problem.sizes), jnp.dtype(problem.dtype)
+    sizes, dtype = architecture_of(problem), jnp.dtype(problem.dtype)
     model = nnx.eval_shape(lambda: Decoder(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, **how))
-    return nnx.split(model, nnx.Param)[0], from_hf(weights(problem).__getitem__, sizes)
+    graphdef, _ = nnx.split(model, nnx.Param)
+    if problem.model:
+        return graphdef, load_hf(weights_directory(problem.model))[1]
+    return graphdef, from_hf(weights(problem).__getitem__, sizes)
 
 
 def torch_ref_model(problem: Problem) -> Any:
-    """The weights in `torch_ref`'s model, on PyTorch's device."""
+    """The weights in `torch_ref`'s GPT-2, on PyTorch's device.
+
+    Raises:
+        NotHere: the problem is of a named model.
+    """
+    if problem.model:
+        raise NotHere(f"{problem.model} is no GPT-2 of random weights")
     from torch_ref.model import GPT2, GPT2Config
 
     model = GPT2(GPT2Config(*problem.sizes))

@@ -88,9 +88,10 @@ def inputs_of(problem: Problem, *, off_policy: bool) -> list[dict[str, Any]]:
     }  # fmt: skip
     if off_policy:
         whole["old_per_token_logps"] = data["old_logp"]
+    parts = max(peer_parts(config_of(problem)), problem.micro_batches)
     return [
         {key: x[rows] for key, x in whole.items()} | {"num_items_in_batch": mask.sum()}
-        for rows in torch.arange(problem.rows).tensor_split(peer_parts(config_of(problem)))
+        for rows in torch.arange(problem.rows).tensor_split(parts)
     ]
 
 

@@ -9,6 +9,7 @@ blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are stored), a
 in float32, in TF32 where the device has it, and in bfloat16.
 """
 
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +20,7 @@ from jax_grpo.bench import problems
 from jax_grpo.bench.machine import finished
 from jax_grpo.bench.problems import CONFIGS, PROBLEMS, Problem, config_of, peer_parts, sizes_of
 from jax_grpo.bench.runner import Bench, NotHere, Prepared, main, torch_device
+from jax_grpo.config.files import weights_directory
 
 CHUNKED = {"implementation": "chunked"}
 # The dtype of the step, and the precision of matmuls that JAX is asked for.
@@ -32,10 +34,9 @@ def _prepared(problem: Problem, step: Callable[[], Mapping[str, Any]], **facts: 
         return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
 
     def after() -> dict[str, float]:
-        from jax_grpo.model.architecture import Architecture
         from jax_grpo.model.flops import BACKWARD, forward
 
-        return {"flops": (1 + BACKWARD) * forward(Architecture(*problem.sizes), problems.work_of(problem))}
+        return {"flops": (1 + BACKWARD) * forward(problems.architecture_of(problem), problems.work_of(problem))}
 
     return Prepared(step, {"dtype": problem.dtype} | facts, check, after)
 
@@ -121,11 +122,15 @@ def _trl(problem: Problem, *, head: str) -> Prepared:
     from torch_ref.optimiser import build_optimiser
 
     folder = Path(tempfile.mkdtemp())
-    problems.transformers_model(problem, bos_token_id=1, eos_token_id=1).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w0"))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="w1", pad_token="w2", unk_token="w0", padding_side="left"
-    )
+    if problem.model:
+        shutil.copytree(weights_directory(problem.model), folder, dirs_exist_ok=True)
+        tokenizer = trl_peer.tokenizer_in(folder)
+    else:
+        problems.transformers_model(problem, bos_token_id=1, eos_token_id=1).save_pretrained(folder)
+        words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w0"))
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=words, eos_token="w1", pad_token="w2", unk_token="w0", padding_side="left"
+        )
     trainer = trl_peer.trainer_of(problem, folder, tokenizer, ["w3"] * problem.rows, head)
     micro_batches = trl_peer.inputs_of(problem, off_policy=True)
     trainer.model.train()

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from tiny_bench import BENCH
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from jax_grpo.bench import all as suite_all
 from jax_grpo.bench import rollout, runner, update
@@ -18,7 +21,7 @@ from jax_grpo.config import ConfigError, load_config
 from jax_grpo.memory.programs import run_of
 from jax_grpo.system.devices import processor
 from jax_grpo.system.process import TRACEBACK, failure
-from torch_ref.judge import CASES
+from torch_ref.judge import CASES, judge
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -298,6 +301,21 @@ def test_a_peers_loss_is_accumulated_over_parts_of_at_most_its_rows(tiny_update,
     for variant in ("TRL", "torch_ref"):
         record = runner.measure(update.VARIANTS[variant](problem), 3, expected=ours)
         assert record["micro_batches"] == 4
+
+
+def test_a_named_model_takes_its_own_weights_here_and_in_trl(tmp_path):
+    """A Llama, in two micro-batches on either side; `torch_ref` stands beside GPT-2s of random weights alone."""
+    pytest.importorskip("trl")
+    judge(CASES["llama_tied"], torch.float32).save_pretrained(tmp_path)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(131)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", unk_token="w0").save_pretrained(tmp_path)
+    problem = Problem(2, 4, 32, 131, 2, 4, 16, 4, positions=64, model=str(tmp_path), micro_batches=2)
+    ours = runner.measure(update.VARIANTS["jax_grpo"](problem), 3)
+    theirs = runner.measure(update.VARIANTS["TRL-plain-head"](problem), 3, expected=ours)
+    assert ours["micro_batches"] == theirs["micro_batches"] == 2
+    assert ours["flops"] == theirs["flops"] > 0
+    with pytest.raises(runner.NotHere, match=r"is no GPT-2 of random weights"):
+        update.VARIANTS["torch_ref"](problem)
 
 
 def test_a_config_whose_loss_trl_is_not_given_is_refused(monkeypatch, tmp_path):
