@@ -44,7 +44,7 @@ def length(completions, log_metric, **columns):
     return values
 
 
-def settings(folder: Path, way: str, seed: int, iterations: int) -> dict:
+def settings(folder: Path, way: str, seed: int, iterations: int, beta: float) -> dict:
     return {
         "iterations": iterations,
         "run_dir": str(folder / f"{way} {seed}"),
@@ -53,16 +53,16 @@ def settings(folder: Path, way: str, seed: int, iterations: int) -> dict:
         "task": {"name": "prompts", "reward_weights": [1.0, -0.5]},
         "prompts": {"source": str(folder / "prompts.jsonl"), "split": "all", "per_iteration": 8},
         "rollout": {"group_size": 8, "max_new_tokens": 24, "refill": WAYS[way]},
-        "kl": {"beta": 0.0},
+        "kl": {"beta": beta},
         "update": {"learning_rate": 3.0e-4},
         "checkpoint": {"every": 0},
         "logging": {"samples_every": 0, "tensorboard": False},
     }
 
 
-def curves(folder: Path, way: str, seed: int, iterations: int) -> dict[str, list[float]]:
+def curves(folder: Path, way: str, seed: int, iterations: int, beta: float) -> dict[str, list[float]]:
     """Of a run: by iteration the share of right texts and the mean length of everything that was drawn."""
-    run = train(settings(folder, way, seed, iterations), rewards=[right, length], restart=True)
+    run = train(settings(folder, way, seed, iterations, beta), rewards=[right, length], restart=True)
     records = [record for record in jax_grpo.read_records(run / "metrics.jsonl") if "loss" in record]
     names = {"right": "log/right", "length": "log/length"}
     return {name: [record[metric] for record in records] for name, metric in names.items()}
@@ -93,6 +93,7 @@ def smoothed(values: list[float], width: int = 5) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--beta", type=float, default=0.0, help="of the KL term")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,8 @@ def main() -> None:
         folder = Path(name)
         rows = [{"prompt": f"Write about a {topic}.\n", "word": word} for topic in TOPICS for word in WORDS]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        found = {way: [curves(folder, way, seed, arguments.iterations) for seed in SEEDS] for way in WAYS}
+        how = (arguments.iterations, arguments.beta)
+        found = {way: [curves(folder, way, seed, *how) for seed in SEEDS] for way in WAYS}
     (arguments.out / "curves.json").write_text(json.dumps(found) + "\n")
     draw(found, arguments.out / "outcome_gate.png")
     for way, runs in found.items():
