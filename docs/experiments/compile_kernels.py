@@ -1,6 +1,6 @@
 """What the installed JAX makes of the Pallas kernels: a row a kernel and card of the table in docs/launches.md.
 
-    JAX_PLATFORMS=cpu python docs/experiments/kernels.py
+    JAX_PLATFORMS=cpu python docs/experiments/compile_kernels.py
 
 Not part of the package. Compiles for cards that need not be there (the extra `aot`) and compares the interpreted kernels with XLA's
 own way on this CPU. Exit status 1 if a kernel does not compile, spills registers, or differs. Where jax_triton is installed
