@@ -61,9 +61,6 @@ PROBLEMS = {
     "124m": Problem(12, 12, 768, 50257, 2, 4, 48, 32),
     "124m-64x192-bf16": Problem(12, 12, 768, 50257, 8, 8, 48, 144, "bfloat16"),
     "124m-long": Problem(12, 12, 768, 50257, 4, 4, 256, 512),
-    "smollm2-135m-long": Problem(
-        30, 9, 576, 49152, 4, 4, 256, 512, positions=8192, model="smollm2-135m-instruct", micro_batches=4
-    ),
     "tiny": Problem(2, 2, 32, 128, 2, 4, 16, 4),
 }
 # A block's matrices, in widths in and out.
