@@ -105,7 +105,7 @@ def make_score(
         def of_micro_batch(micro_batch):
             tokens, mask_bS = micro_batch
             arrays, by_name = _head_inputs(graphdef, params, tokens, learning, layout)
-            # Elsewhere it depends on which padding was left out, and so on the number of devices.
+            # What is not trained on would depend on which padding was left out, and so on the number of devices.
             return tuple(masked(score_bS, mask_bS) for score_bS in token_logprobs(*arrays, **by_name))
 
         return jax.lax.map(of_micro_batch, micro_batches)

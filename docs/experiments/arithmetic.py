@@ -142,7 +142,7 @@ def trl(arguments: argparse.Namespace) -> None:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    times = [times_now()]
+    times: list[tuple[float, float]] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, *arguments: Any, **_: Any) -> None:
@@ -166,7 +166,7 @@ def trl(arguments: argparse.Namespace) -> None:
         model=str(folder), reward_funcs=last_number, args=config, train_dataset=data, processing_class=tokenizer,
         callbacks=[Clock()],
     )  # fmt: skip
-    times[0] = times_now()
+    times.append(times_now())
     trainer.train()
     trainer.save_model(arguments.out)
     record_curve(Path(arguments.out), [line["reward"] for line in trainer.state.log_history if "reward" in line], times)

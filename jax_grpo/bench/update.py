@@ -23,8 +23,8 @@ from jax_grpo.bench.runner import Bench, NotHere, Prepared, main, torch_device
 from jax_grpo.config.files import weights_directory
 
 CHUNKED = {"implementation": "chunked"}
-LONG = Problem(30, 9, 576, 49152, 4, 4, 256, 512, positions=8192, model="smollm2-135m-instruct", micro_batches=4)
-OWN = CONFIGS | PROBLEMS | {"smollm2-135m-long": LONG}
+SMOLLM2 = Problem(30, 9, 576, 49152, 4, 4, 256, 512, positions=8192, model="smollm2-135m-instruct", micro_batches=4)
+NAMED_MODELS = {"smollm2-135m-long": SMOLLM2}
 # The dtype of the step, and the precision of matmuls that JAX is asked for.
 PRECISIONS = {"float32": ("float32", "highest"), "tf32": ("float32", "default"), "bfloat16": ("bfloat16", "default")}
 
@@ -163,7 +163,7 @@ VARIANTS = {
     "remat-full": partial(_jax, model={"remat": True}),
     "remat-full-chunked-head": partial(_jax, model={"remat": True}, lm_head=CHUNKED),
 } | {name: partial(_jax, matmuls=name) for name in PRECISIONS}
-BENCH = Bench("jax_grpo.bench.update", __doc__, VARIANTS, OWN, sizes_of, Problem._make)
+BENCH = Bench("jax_grpo.bench.update", __doc__, VARIANTS, CONFIGS | PROBLEMS | NAMED_MODELS, sizes_of, Problem._make)
 
 if __name__ == "__main__":
     main(BENCH)
