@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from jax_grpo.config.files import weights_directory
-from jax_grpo.config.sections import AdapterConfig, ModelConfig
+from jax_grpo.config.model import AdapterConfig, ModelConfig
 from torch_ref.int8 import HEAD, RoundedMap, rounded
 from torch_ref.model import Conv1D, LanguageModel
 

@@ -27,7 +27,7 @@ from flax import nnx
 from jax_grpo.batch import record
 from jax_grpo.config import Config, ConfigError, check_files, load_config, require_all_trained
 from jax_grpo.config.learning import Learning
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model.weights import save_hf, to_hf
 from jax_grpo.policy.named import Model, Policy, load_policy
 from jax_grpo.replay import batch_from

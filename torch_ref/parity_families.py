@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from jax_grpo.config import Config
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.policy.named import Model, load_model
 from jax_grpo.rollout.decoding import DecodingSettings
 from jax_grpo.rollout.generate import make_generate

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jax_grpo.config import Config, ConfigError, check_files, load_config
 from jax_grpo.config.files import weights_directory
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
 from jax_grpo.prompts.dataset import PromptDataset, describe_rows, heldout_rows
 from jax_grpo.report.console import Console

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 import jax_grpo
-from jax_grpo.config.sections import AdapterConfig, ModelConfig
+from jax_grpo.config.model import AdapterConfig, ModelConfig
 from jax_grpo.model import int8
 from jax_grpo.policy.named import load_model
 from jax_grpo.prompts.chat import ChatTemplate

@@ -35,7 +35,8 @@ from jax_grpo.chess.positions.values import move_table
 from jax_grpo.chess.style import model_settings
 from jax_grpo.chess.tasks.reference_players import REFERENCE_PLAYERS
 from jax_grpo.chess.tasks.stop_rules import policy_stop
-from jax_grpo.config.sections import ModelConfig, PromptsConfig
+from jax_grpo.config.model import ModelConfig
+from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.model.weights import save_hf
 from jax_grpo.policy.named import load_policy
 from jax_grpo.report.pictures import draw_band, saved_figure

@@ -17,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from jax_grpo.batch import Batch, piece, split
 from jax_grpo.config import Config
 from jax_grpo.config.files import weights_directory
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.evaluate import during_training
 from jax_grpo.mesh import ONE_DEVICE, Layout, require_fitting, require_one_device
 from jax_grpo.model.architecture import Architecture

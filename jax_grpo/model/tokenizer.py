@@ -19,7 +19,7 @@ from jax_grpo.config.files import (
     tokenizer_path,
     weights_directory,
 )
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model.token_bytes import token_bytes
 from jax_grpo.names import TOKENIZERS, by_name
 from jax_grpo.prompts.chat import Rendered

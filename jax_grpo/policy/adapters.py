@@ -24,7 +24,7 @@ LINEAR_MAPS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a b
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """Sizes of adapters, and where they are; names as in `config.sections.AdapterConfig`."""
+    """Sizes of adapters, and where they are; names as in `config.model.AdapterConfig`."""
 
     rank: int
     alpha: float

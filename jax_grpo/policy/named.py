@@ -22,7 +22,7 @@ from jax_grpo.config.files import (
     require_weights,
     weights_directory,
 )
-from jax_grpo.config.sections import AdapterConfig, ModelConfig
+from jax_grpo.config.model import AdapterConfig, ModelConfig
 from jax_grpo.model import decode_kernel, int8
 from jax_grpo.model.architecture import SIZES, Architecture
 from jax_grpo.model.decoder import Decoder

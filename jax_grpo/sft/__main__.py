@@ -24,7 +24,7 @@ import pydantic
 from flax import nnx
 
 from jax_grpo.config import ConfigError, load_yaml
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.lm_head.materialised import token_logprobs
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.model.weights import save_hf

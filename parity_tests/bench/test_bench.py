@@ -336,7 +336,9 @@ def test_a_dry_run_of_the_suite_completes_with_every_entry(tmp_path):
         skipped = {variant: x["skipped"] for variant, x in record.get("variants", {}).items() if "skipped" in x}
         print(name, skipped)
         assert suite_all.complete(record), name
-        assert all(reason.startswith(("the package ", "its kernels need a GPU", "vLLM is")) for reason in skipped.values())
+        assert all(
+            reason.startswith(("the package ", "its kernels need a GPU", "vLLM is")) for reason in skipped.values()
+        )
 
 
 def test_ours_is_the_first_variant_and_no_other_stands_in_for_it():

@@ -34,7 +34,7 @@ from jax_grpo.chess.positions.values import win_probability
 from jax_grpo.chess.tasks.environment import judge, next_state
 from jax_grpo.config import ConfigError
 from jax_grpo.config.files import require_weights
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.statistics import Estimate, Z, bootstrap_mean, difference, mean, proportion, summarise
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, find_tokenizer

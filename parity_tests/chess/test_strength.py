@@ -30,7 +30,7 @@ from jax_grpo.chess.positions.values import NotATable, move_table, moves_lost, w
 from jax_grpo.chess.tasks.policy import PolicyTask
 from jax_grpo.chess.tasks.reference_players import choose, greedy_capture, skill_zero, two_ply, uniform
 from jax_grpo.config import load_config
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.config.tasks import task_of
 from jax_grpo.evaluate.statistics import cluster_bootstrap_mean, mean
 from jax_grpo.model.weights import save_hf

@@ -23,7 +23,7 @@ from jax_grpo.chess.play.player import MOVE_TOKENS, MOVES, Player
 from jax_grpo.chess.play.uci import FALLBACK, Engine
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.chess.tasks.policy import parse_answer
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.tokenizer import Tokenizer

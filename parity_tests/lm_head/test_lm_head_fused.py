@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from jax_grpo.batch import Batch
 from jax_grpo.config import Config, ConfigError, load_config
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.lm_head import FUSED_LOSSES, LM_HEADS
 from jax_grpo.lm_head.loops import IDLE, LEARNS
 from jax_grpo.lm_head.tiles import Tiling

@@ -12,7 +12,7 @@ from conftest import TINY, grouped_tokens, relative_error, tiny_model
 from flax import nnx
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder, position_ids
 from jax_grpo.model.weights import load_hf, to_hf

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.config.tasks import task_of
 from jax_grpo.export.__main__ import export_hf
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, find_tokenizer

@@ -9,7 +9,7 @@ from flax import nnx
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, tokenizer_of

@@ -16,7 +16,7 @@ from conftest import config as tiny_config
 from flax import nnx
 
 from jax_grpo.config import Config, ConfigError
-from jax_grpo.config.sections import AdapterConfig, ModelConfig
+from jax_grpo.config.model import AdapterConfig, ModelConfig
 from jax_grpo.memory.hlo import Module
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.model.decoder import Decoder

@@ -16,7 +16,7 @@ from flax import nnx
 from test_adapters import ROOK, TIED, copies_of_base, decoding, model_config, randomised
 
 from jax_grpo.config import ConfigError
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model import int8
 from jax_grpo.model.families import tensors_of
 from jax_grpo.model.layers import cast_matrices

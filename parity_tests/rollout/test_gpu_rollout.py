@@ -26,7 +26,7 @@ from test_rollout import (  # noqa: F401 (tests, and the fixture of some)
 )
 
 from jax_grpo.chess.positions.sources import read_packaged
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.policy.named import load_policy
 from jax_grpo.programs import unscored
 from jax_grpo.rollout.generate import completion_ids, encode_prompts

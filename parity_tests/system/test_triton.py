@@ -14,7 +14,7 @@ vars(jax.experimental.pallas).pop("triton", None)
 CODE = """
 import jax_grpo.train
 from jax_grpo.config import Config, ConfigError
-from jax_grpo.config.sections import ModelConfig
+from jax_grpo.config.model import ModelConfig
 from jax_grpo.model.architecture import Architecture
 from jax_grpo.policy.named import build_model
 from jax_grpo.update import make_gradient, make_score
