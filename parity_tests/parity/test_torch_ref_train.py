@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TOY, QUICK = str(ROOT / "configs/length_toy.yaml"), str(ROOT / "configs/legality.yaml")
 # What the reference may share with the product: settings, texts, files and the terminal; never arrays.
 SHARED = {
-    "bench.machine", "bench.runner", "config", "config.files", "config.learning", "config.model",
-    "config.objectives", "config.sections", "config.tasks", "model.tokenizer", "prompts.dataset", "report.console", "report.curves", "report.log", "report.records",
-    "run.folder", "tasks", "tasks.base", "tasks.checked", "tasks.episodes",
+    "bench.machine", "bench.runner", "config", "config.files", "config.learning", "config.model", "config.objectives",
+    "config.sections", "config.tasks", "model.tokenizer", "prompts.dataset", "report.console", "report.curves", "report.log",
+    "report.records", "run.folder", "tasks", "tasks.base", "tasks.checked", "tasks.episodes",
 }  # fmt: skip
 HARNESS = {"parity.py", "parity_report.py", "parity_families.py"}  # run both sides on purpose
 
