@@ -42,9 +42,10 @@ def _command(*words):
 # Killing ---------------------------------------------------------------------------------------------------------------
 
 
-ENGINES_SETS = [pytest.param(kind, marks=[needs_engine, pytest.mark.slow]) for kind in ("selfplay", "tables")]
+ENGINES_SETS = [pytest.param(kind, marks=needs_engine) for kind in ("selfplay", "tables")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arbiter", *ENGINES_SETS])
 def test_killed_at_any_moment_and_restarted_ends_with_the_same_files(kind, tmp_path):
     words = {

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from budget import slow_but
 from flax import nnx
 
 from jax_grpo.chess.lessons import BRANCHES, batches, make_loss, mirrored, soft_moves, target, tree
@@ -58,7 +59,7 @@ def sum_over_moves(graphdef, params, position: Position, tau: float, uniform: fl
     return total
 
 
-@pytest.mark.parametrize("kind", ["few_first_tokens", "many_first_tokens", "promotions"])
+@pytest.mark.parametrize("kind", slow_but(["promotions"], ["few_first_tokens", "many_first_tokens", "promotions"]))
 def test_the_mean_loss_of_drawn_trees_is_the_sum_over_all_moves(x64, kind):
     graphdef, params = model_of(jnp.float64)
     if kind == "promotions":

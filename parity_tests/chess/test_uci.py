@@ -125,6 +125,7 @@ def test_a_model_that_never_writes_a_move_still_plays_legal_ones(wild):
         assert choice.logp is not None and choice.move in board.legal_moves
 
 
+@pytest.mark.slow
 def test_sampling_depends_on_seed_game_and_half_move_alone(player):
     boards = [chess.Board(position.fen) for position in POSITIONS[:12]]
 

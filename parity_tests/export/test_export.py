@@ -261,7 +261,7 @@ MIXTURE = "task: {name: mixed, mixture: {policy: {share: 1}, environment: {share
         (PACKAGED, None, "best_move", ["P: <FEN>    B:", "P: <FEN>    M:", "A: <FEN>"]),
         ("packaged:rook-deep", "task: {name: game, prompt_style: own_side}", "own_side", ["P: <FEN>    B:"]),
         pytest.param(PACKAGED, "rollout: {max_new_tokens: 120}", "full", ["P: <FEN>    M:"], marks=pytest.mark.slow),
-        (PACKAGED, MIXTURE, "best_move", ["P: <FEN>    B:", "A: <FEN>"]),
+        pytest.param(PACKAGED, MIXTURE, "best_move", ["P: <FEN>    B:", "A: <FEN>"], marks=pytest.mark.slow),
     ],
 )
 def test_the_cards_own_code_plays_both_colours_as_we_do_and_offers_what_was_taught(

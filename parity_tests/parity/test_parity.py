@@ -153,7 +153,6 @@ def _steady(dtype: str, name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("dtype", "name", "level", "aggregation", "kl"),
-    # float32 wholly before bfloat16: their operations are compiled one by one, and each is kept
     [
         pytest.param(
             dtype, *each, marks=[pytest.mark.slow] if dtype == "bfloat16" and each not in COVERING[::3] else []
@@ -164,7 +163,8 @@ def _steady(dtype: str, name: str) -> bool:
     ],
 )
 def test_rounded_a_covering_set(dtype, name, level, aggregation, kl):
-    compare(dtype, objective=objective(name, importance_level=level, aggregation=aggregation), kl={"estimator": kl})
+    combined = objective(name, importance_level=level, aggregation=aggregation)
+    compare(dtype, compiled=True, architecture=ONE_LAYER, objective=combined, kl={"estimator": kl})
 
 
 @pytest.mark.slow

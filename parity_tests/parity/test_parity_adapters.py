@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 from both import show, uncompiled
+from budget import slow_but
 from test_parity_families import ALLOWED, laid_out
 
 from jax_grpo.chess.positions.sources import selfplay_positions
@@ -134,7 +135,7 @@ def compare_step(config: Config, layout: str, model: Any, judge_of: Callable[[],
         show(f"{name}: after the step", tensor_errors(actual, parameters, "param/"), ALLOWED.gradients)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(["gpt2", "mistral", "qwen3", "gemma3_text"], CASES))  # every head and layout
 def test_loss_metrics_and_every_adapters_gradient_are_those_of_the_reference_and_of_peft(folders, case):
     folder = folders(case)
     config, layout = config_of(case, folder), WAYS[case][1]
@@ -146,7 +147,7 @@ def test_loss_metrics_and_every_adapters_gradient_are_those_of_the_reference_and
             assert parameter.grad is None and torch.equal(parameter, frozen[name]), name
 
 
-@pytest.mark.parametrize("case", ["gpt2", "gemma3_text"])
+@pytest.mark.parametrize("case", slow_but(["gpt2"], ["gpt2", "gemma3_text"]))
 def test_adapters_that_begin_change_no_log_probability(folders, case):
     """B = 0: x W + 0, exactly. Operation by operation, since XLA fuses two programs in two ways."""
     folder = folders(case)

@@ -195,7 +195,10 @@ def test_a_folder_without_adapters_does_not_begin_any(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rollout": {"refill": {"rounds": 2, "ahead": True}}, "prompts": {"curriculum": {"passed": 0.5}}},
+        pytest.param(
+            {"rollout": {"refill": {"rounds": 2, "ahead": True}}, "prompts": {"curriculum": {"passed": 0.5}}},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {
                 "kl": {"beta": 0.1, "reference_every": 2, "adaptive": True},
@@ -208,7 +211,10 @@ def test_a_folder_without_adapters_does_not_begin_any(tmp_path):
             marks=pytest.mark.slow,
         ),
         {"model": {"adapter": {"merged_rollouts": True, "targets": ["c_fc"], "rank_stabilised": True}, "remat": True}},
-        {"update": {"micro_batches": "auto", "offload_optimizer": True}, "model": {"decode_attention": "pallas"}},
+        pytest.param(
+            {"update": {"micro_batches": "auto", "offload_optimizer": True}, "model": {"decode_attention": "pallas"}},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {
                 "update": {"micro_batches": "auto"},
@@ -226,6 +232,7 @@ def test_settings_beside_adapters_train(changes, tmp_path):
     assert any(record["grad_norm"] > 0 for record in records)
 
 
+@pytest.mark.slow
 def test_episodes_are_played_and_trained_on_with_adapters(tmp_path):
     write_inputs(tmp_path)
     model = f"{{weights: {base_folder(tmp_path, positions=208)}, adapter: {{rank: {RANK}}}}}"

@@ -161,6 +161,7 @@ def test_nonfinite_updates_in_a_row_end_the_run_with_the_cause(in_repository, tm
             trainer.iterate(i)
 
 
+@pytest.mark.slow
 def test_a_row_of_nonfinite_minibatches_ends_the_run_though_the_last_one_is_sound(in_repository, tmp_path):
     limit = ["--update.minibatches", "4", "--update.max_consecutive_nonfinite", "3", "--run_dir", str(tmp_path)]
     trainer = Trainer(load_config(QUICK, [*SMALL, *limit]))
