@@ -137,6 +137,7 @@ def test_results_follow_the_rules_for_either_colour():
         _played(dead, [], model_is_white=True)
 
 
+@pytest.mark.slow
 @needs_engine
 def test_a_match_of_whole_games_through_real_processes(tmp_path, capsys):
     files = {name: tmp_path / f"m.{name}" for name in ("pgn", "json", "picture")}

@@ -243,6 +243,7 @@ def test_the_packaged_start_is_asked_its_own_way_and_gives_away_less_than_random
     assert loss["greedy"] < loss["uniform"]
 
 
+@pytest.mark.slow
 def test_a_runs_weights_and_checkpoints_say_how_they_were_taught(tmp_path):
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 96}
     sections = {

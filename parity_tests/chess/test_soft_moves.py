@@ -141,6 +141,7 @@ def test_a_stage_has_one_kind_of_data(tmp_path, stage, words):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_tables_and_says_so(tmp_path):
     file = tmp_path / "sft.yaml"
     sizes = (

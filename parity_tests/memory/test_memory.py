@@ -80,6 +80,7 @@ def names_of(settings) -> list[str]:
     return [program.name for program in run_of(settings).programs]
 
 
+@pytest.mark.slow
 def test_a_small_run_needs_what_its_evaluation_needs_and_that_grows_with_its_batch_and_cap(monkeypatch):
     """64 held-out prompts at a time beside two of training: the evaluation is the largest program by far."""
 

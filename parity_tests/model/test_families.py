@@ -187,7 +187,7 @@ def test_a_cache_of_chunks_and_of_earlier_turns_has_the_same_logits(case, x64):
     show("cached", errors, CLOSE)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SOME)
 def test_the_decode_kernel_has_the_same_logits(case, x64, monkeypatch):
     """Interpreted, in blocks of two keys, the last of a prompt and of a completion part full."""
     monkeypatch.setattr(decode_kernel, "BLOCK", 2)

@@ -85,9 +85,12 @@ def test_trl_agrees_on_gmpo(trainer, rows):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_trl_agrees_on_every_option(trainer, option):
     sections, attributes, arguments = OPTIONS[option]
-    sections = {**sections, "objective": objective("clip", **sections.get("objective", {}))}
-    if option == "top entropy":  # TRL takes the entropies of the policy being trained: so does a first step
-        sections["update"] = {"micro_batches": 1}
+    # One micro-batch: TRL takes the entropies of the policy being trained, and so does a first step.
+    sections = {
+        **sections,
+        "objective": objective("clip", **sections.get("objective", {})),
+        "update": {"micro_batches": 1},
+    }
     actual, advantages = both_steps(judged_batch(), **sections)
     agree(actual, trl_step(trainer, inputs_of(judged_batch(), advantages), "dapo", "token", attributes, arguments))
 
@@ -113,7 +116,7 @@ def _mismatch_weights(trainer, inputs: dict[str, torch.Tensor], sampling: torch.
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     bounds = {"mismatch_cap": 1.2, "mismatch_floor": floor, "mismatch_mode": mode}
-    actual, advantages = both_steps(judged_batch(), objective=objective("clip", **bounds))
+    actual, advantages = both_steps(judged_batch(), objective=objective("clip", **bounds), update={"micro_batches": 1})
     inputs, sampling = (
         inputs_of(judged_batch(), advantages),
         torch.from_numpy(judged_batch()["sampling_logp"][:, PROMPT:]).float(),

@@ -139,10 +139,12 @@ def test_float64_every_option_of_the_loss(option):
 def test_float64_the_top_entropy_mask_is_of_the_policy_that_sampled():
     """Later steps on a rollout keep its tokens: entropies that the batch brings are used, not the current policy's."""
     config = settings("float64", objective=objective("clip", entropy_quantile=0.6))
-    old = _batch() | {"entropy": np.random.default_rng(5).exponential(size=_batch()["input_ids"].shape)}
-    actual, reference = jax_step(config, weights(), old), torch_step(config, weights(), old)
+    of, batch = weights(4.0, ONE_LAYER), _batch(ONE_LAYER)
+    old = batch | {"entropy": np.random.default_rng(5).exponential(size=batch["input_ids"].shape)}
+    reference = torch_step(config, of, old, ONE_LAYER)
+    actual = jax_step(config, of, old, architecture=ONE_LAYER)
     show("gradients", tensor_errors(actual, reference), TOLERANCES["float64"].gradients)
-    current = torch_step(config, weights(), _batch())
+    current = torch_step(config, of, batch, ONE_LAYER)
     assert max(tensor_errors(reference, current).values()) > 0.1, "other tokens than the current policy's"
 
 

@@ -68,7 +68,11 @@ def columns_used(arrays: dict) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("refill", "sections"),
     [
-        ({"rounds": 3}, {"lm_head": {"implementation": "chunked"}, "advantage": {"scale": "batch"}}),
+        pytest.param(
+            {"rounds": 3},
+            {"lm_head": {"implementation": "chunked"}, "advantage": {"scale": "batch"}},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"rounds": 1}, {"objective": {"aggregation": "grpo"}}, marks=pytest.mark.slow),
         pytest.param(
             {"rounds": 6, "tokens": 60}, {"advantage": {"pass_at_k": 3, "scale": "none"}}, marks=pytest.mark.slow

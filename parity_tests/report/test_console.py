@@ -95,6 +95,7 @@ def test_a_run_ends_with_what_changed_held_out_first():
     assert outcome([{"iteration": 0, "loss": None, "reward/mean": None}], 16, 0) == "no iteration was trained"
 
 
+@pytest.mark.slow
 def test_the_next_commands_that_a_run_prints_do_what_they_say(tmp_path, monkeypatch, request, capsys):
     monkeypatch.chdir(request.config.rootpath)
     sizes = ["--prompts.per_iteration", "2", "--rollout.group_size", "2", "--rollout.max_new_tokens", "4"]

@@ -147,6 +147,7 @@ def test_a_run_whose_base_or_adapter_is_another_is_not_continued(tmp_path):
             load_named(name)
 
 
+@pytest.mark.slow
 def test_a_run_on_int8_is_what_it_trained_wherever_it_goes_and_is_continued_on_int8_alone(tmp_path):
     """Readers and `--format hf` add the adapters into what int8 holds; PEFT's folder stands beside the base's own files."""
     on_int8 = {"adapter": {"rank": RANK, "alpha": 4.0, "base_dtype": "int8"}}

@@ -173,6 +173,7 @@ def test_a_row_of_nonfinite_minibatches_ends_the_run_though_the_last_one_is_soun
     assert int(trainer.state.nonfinite_in_a_row) == 0, "the last step was sound"
 
 
+@pytest.mark.slow
 def test_replay_from_the_command_line_writes_every_gradient_and_parameter(in_repository, tmp_path):
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 585, (4, 12)).astype(np.int32)
