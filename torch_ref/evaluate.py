@@ -23,10 +23,13 @@ def evaluate(texts: Texts, prompts: Sequence[Prompt], iteration: int = 0) -> dic
         if mode == "sampled":
             generator = torch.Generator(texts.device).manual_seed(config.seed)
         completions: list[str] = []
+        ids: list[list[int]] = []
         for start in range(0, len(prompts), BATCH):
-            completions += texts.complete(prompts[start : start + BATCH], generator, temperature_alone=True).completions
+            rollout = texts.complete(prompts[start : start + BATCH], generator, temperature_alone=True)
+            completions += rollout.completions
+            ids += rollout.completion_ids()
         state = TrainerState(iteration, config.iterations)
-        scores = checked_score(texts.task, prompts, completions, texts.tokenizer.encode_batch(completions), state)
+        scores = checked_score(texts.task, prompts, completions, ids, state)
         metrics[f"eval/{mode}/reward"] = float(total_reward(scores, texts.task.component_weights).mean())
         for name, values in applicable(scores, prompts).items():
             metrics[f"eval/{mode}/{name}"] = float(values.mean())

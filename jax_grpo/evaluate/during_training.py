@@ -115,12 +115,13 @@ class Evaluator:
 
     def _complete(self, mode: str, params: Any) -> tuple[list[str], list[list[int]]]:
         """A completion of each prompt, and its tokens."""
-        by_number, cap = {}, self._windows.completion
+        texts, ids, cap = {}, {}, self._windows.completion
         program = TextProgram(self._generate[mode], self._tokenizer, self._task.stop_rule, cap)
         for prompts, tokens, numbers in self._batches[mode]:
-            by_number |= zip(numbers, program.complete(params, prompts, tokens, numbers, self._seed), strict=True)
-        texts = [by_number[number] for number in self._rows[mode]]
-        return texts, self._tokenizer.encode_batch(texts)  # of the texts: the tokens that were drawn may be others
+            written, sampled = program.complete(params, prompts, tokens, numbers, self._seed)
+            texts |= zip(numbers, written, strict=True)
+            ids |= zip(numbers, sampled, strict=True)
+        return [texts[number] for number in self._rows[mode]], [ids[number] for number in self._rows[mode]]
 
     def _play(self, mode: str, params: Any) -> tuple[list[Episode], list[list[int]]]:
         """An episode of each prompt, and the tokens that the model wrote in it.

@@ -45,7 +45,7 @@ class TaskPolicy(NamedTuple):
             texts, most = [prompt.text for prompt in prompts], self.max_prompt_tokens
             tokens = encode_prompts(texts, self.program.tokenizer, most, least=most)
             own = params if self.frozen is None else self.frozen
-            return self.program.complete(own, prompts, tokens, numbers, seed, step)
+            return self.program.complete(own, prompts, tokens, numbers, seed, step)[0]
 
         return write
 

@@ -51,15 +51,17 @@ class TextProgram(NamedTuple):
         *,
         batch: int = BATCH,
         tick: Tick = lambda done: None,
-    ) -> list[str]:
-        """Stop-truncated completions, `batch` prompts at a time; a last batch is filled up by repeating its prompts.
+    ) -> tuple[list[str], list[list[int]]]:
+        """Stop-truncated completions, and the tokens that were sampled for each, the one that ended it included.
 
-        A prompt's are next to each other, as many as the program makes. What is sampled is decided by the seed, the step and the
-        prompts' numbers.
+        They are made `batch` prompts at a time; a last batch is filled up by repeating its prompts. A prompt's are next to each
+        other, as many as the program makes. What is sampled is decided by the seed, the step and the prompts' numbers.
         """
         states_P = np.array([prompt.start_state for prompt in prompts], np.int32)
         arrays = *tokens, states_P, np.array(numbers, np.int32)
-        caps_P, texts = caps(prompts, self.max_new_tokens), []
+        caps_P = caps(prompts, self.max_new_tokens)
+        texts: list[str] = []
+        ids: list[list[int]] = []
         for start in range(0, len(prompts), batch):
             count = min(batch, len(prompts) - start)
             rows = start + np.resize(np.arange(count), batch)
@@ -69,8 +71,9 @@ class TextProgram(NamedTuple):
             states_B = np.repeat(states_P[rows], samples).tolist()
             made = generate.decode_completions(rollout, self.tokenizer, self.stop_rule, states_B)
             texts += made[: count * samples]
+            ids += generate.completion_ids(rollout)[: count * samples]
             tick(start + count)
-        return texts
+        return texts, ids
 
 
 def text_program(
@@ -158,7 +161,7 @@ class Generator:
         self._width = ids_PT.shape[1]
         order = sorted(range(len(prompts)), key=lambda i: (len(texts[i]), texts[i], numbers[i]))
         ordered = [prompts[i] for i in order], PromptTokens(ids_PT[order], mask_PT[order]), [numbers[i] for i in order]
-        completions = self._program.complete(self._params, *ordered, self._seed, step, tick=tick)
+        completions, _ = self._program.complete(self._params, *ordered, self._seed, step, tick=tick)
         places = np.argsort(order)
         return [completions[at * self._samples + sample] for at in places for sample in range(self._samples)]
 

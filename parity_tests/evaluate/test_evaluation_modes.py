@@ -64,6 +64,27 @@ def test_equal_prompts_are_answered_once_greedily_and_each_when_sampled(monkeypa
     assert sampled[:6] == alone["sampled"][:6] != sampled[6:12][::-1]
 
 
+def test_a_reward_gets_the_tokens_that_were_sampled_and_not_those_of_the_text_encoded_again(monkeypatch):
+    made = settings(3.0)
+    policy, trainer, task = (
+        load_policy(made.model, SEED, made.context()),
+        TorchTrainer(made, Options()),
+        make_task(made.task),
+    )
+    passed: list[list[list[int]]] = []
+    monkeypatch.setattr(type(task), "begin", lambda self, state, completion_ids: passed.append(completion_ids))
+    completions = Evaluator(policy, task, prompts(made), made)(policy.params).completions
+    evaluate(Texts(trainer.texts.model, trainer.tokenizer, trainer.task, made), prompts(made))
+    assert len(passed) == 4, "two modes of each implementation"
+    for ids, mode in zip(passed, completions, strict=False):
+        texts = [
+            task.stop_rule.text(row, prompt.start_state, CHESS) for row, prompt in zip(ids, prompts(made), strict=True)
+        ]
+        assert texts == completions[mode] and ids != CHESS.encode_batch(texts)
+    cap = made.rollout.max_new_tokens
+    assert all(0 < len(row) <= cap for ids in passed for row in ids)
+
+
 def test_the_reference_evaluates_without_what_draws_from_another_distribution():
     trainer = TorchTrainer(settings(3.0), Options())
     actual = []

@@ -112,7 +112,7 @@ class Player:
             self._programs[sampling] = text_program(self.policy.graphdef, *how)
         prompt = self.task.prompt(Position(board.fen()), 0)
         given = self.policy.params, [prompt], self._encode(prompt.text), [game], seed, board.ply()
-        (text,) = self._programs[sampling].complete(*given, batch=1)
+        (text,), _ = self._programs[sampling].complete(*given, batch=1)
         return parse_answer(self._style, text, board.fen())
 
     def _encode(self, text: str) -> PromptTokens:
