@@ -346,7 +346,8 @@ def main(argv: list[str] | None = None) -> None:
             config = parse_cli(rest, continuing.PROGRAM, [continuing.OPTIONS])
             train(config, resume=options.resume, restart=options.restart, argv=argv)
         except (*RUN_ERRORS, OSError, ValueError) as error:  # the project's input errors are ValueErrors
-            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+            of_jax = "JAX has removed its internal frames"  # from a traceback that nobody sees here
+            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()) if of_jax not in note)
             raise SystemExit(printable_lines(f"{type(error).__name__}: {error}{notes}")) from error
 
 

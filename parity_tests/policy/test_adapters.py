@@ -15,6 +15,7 @@ from both import show
 from conftest import config as tiny_config
 from flax import nnx
 
+from jax_grpo import train as training
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.model import AdapterConfig, ModelConfig
 from jax_grpo.memory.hlo import Module
@@ -214,6 +215,16 @@ def test_a_target_that_is_no_linear_map_is_refused_with_those_there_are():
         ConfigError, match=r"of this gpt2 is named 'q_proj'; expected some of c_attn, c_proj, c_fc, or longer"
     ):
         load_model(ModelConfig(weights=ROOK, adapter=AdapterConfig(targets=["c_fc", "q_proj"])), 0, 1)
+
+
+def test_an_error_inside_of_what_jax_traces_is_one_line_of_the_command(tmp_path):
+    yaml = {**json.loads(tiny_config().model_dump_json()), "run_dir": str(tmp_path / "run")}
+    (tmp_path / "run.yaml").write_text(
+        json.dumps(yaml | {"model": {"weights": ROOK, "adapter": {"targets": ["q_proj"]}}})
+    )
+    with pytest.raises(SystemExit, match="is named 'q_proj'") as ended:
+        training.main(["--config", str(tmp_path / "run.yaml")])
+    assert "\n" not in str(ended.value)
 
 
 def test_adapters_begin_as_pefts_do_and_two_seeds_differ():
