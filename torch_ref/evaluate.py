@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from jax_grpo.tasks.base import Prompt, TrainerState, applicable, total_reward
+from jax_grpo.tasks.base import Prompt, TrainerState, held_out_means
 from jax_grpo.tasks.checked import checked_score
 from torch_ref.rollout import Texts
 
@@ -30,7 +30,6 @@ def evaluate(texts: Texts, prompts: Sequence[Prompt], iteration: int = 0) -> dic
             ids += rollout.completion_ids()
         state = TrainerState(iteration, config.iterations)
         scores = checked_score(texts.task, prompts, completions, ids, state)
-        metrics[f"eval/{mode}/reward"] = float(total_reward(scores, texts.task.component_weights).mean())
-        for name, values in applicable(scores, prompts).items():
-            metrics[f"eval/{mode}/{name}"] = float(values.mean())
+        means = held_out_means(scores, prompts, texts.task.component_weights)
+        metrics |= {f"eval/{mode}/{name}": mean for name, mean in means.items()}
     return metrics

@@ -20,7 +20,7 @@ from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import BATCH, TextProgram
 from jax_grpo.rollout.turns import make_next_turn, past_columns
 from jax_grpo.system.phases import Phases
-from jax_grpo.tasks.base import Prompt, Task, TrainerState, applicable, total_reward
+from jax_grpo.tasks.base import Prompt, Task, TrainerState, held_out_means
 from jax_grpo.tasks.episodes import Episode, EpisodicTask
 from jax_grpo.tasks.shared import shared_score
 
@@ -94,9 +94,8 @@ class Evaluator:
             )
             state, rows = TrainerState(iteration, self._iterations), processes.own(len(self.prompts))
             texts, scores, _ = shared_score(self._task, self.prompts[rows], answers[rows], ids[rows], state)
-            metrics[f"eval/{mode}/reward"] = float(total_reward(scores, self._task.component_weights).mean())
-            for name, values in applicable(scores, self.prompts).items():
-                metrics[f"eval/{mode}/{name}"] = float(values.mean())
+            means = held_out_means(scores, self.prompts, self._task.component_weights)
+            metrics |= {f"eval/{mode}/{name}": mean for name, mean in means.items()}
             completions[mode] = texts
         return Evaluation(metrics | self._yardsticks, completions)
 

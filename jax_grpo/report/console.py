@@ -48,7 +48,7 @@ class Console:
         left_out = {"beta": not config.kl.adaptive, "refill/drawn": not config.rollout.refill}
         own = [(each.heading, each.metric, 5, ".1%") for each in task.headlines]  # beside the reward
         self._columns = [column for column in (*COLUMNS[:2], *own, *COLUMNS[2:]) if not left_out.get(column[1])]
-        self._evaluated = ("reward", *task.shown)
+        self._evaluated = task.shown
         self._shown: list[tuple[str, str, int, str]] = []
         self._rows, self._started, self._compared = 0, time.time(), False
 
@@ -90,7 +90,7 @@ class Console:
             prefix = f"eval/{mode}/"
             scores = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
             known = [name for component in self._evaluated for name in scores if name.rpartition("/")[2] == component]
-            shown = known if len(known) > 1 else scores  # of a task that names none: all
+            shown = ["reward", *known] if known else scores  # of a task that names none: all
             for line in _folded([f"{printable(name)} {scores[name]:.3f}" for name in shown], WIDTH - 13):
                 self.note(f"    {mode:<9}{line}", "cyan")
         plain = [f"{player} {component} {value:.3f}" for player, component, value in yardsticks_of(metrics)]

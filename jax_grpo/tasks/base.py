@@ -206,6 +206,22 @@ def applicable(components: Mapping[str, Component], prompts: Sequence[Prompt]) -
     return {name: values for name, values in own.items() if len(values)}
 
 
+def held_out_means(
+    components: Mapping[str, Component], prompts: Sequence[Prompt], weights: Mapping[str, float]
+) -> dict[str, float]:
+    """Means by the names of an evaluation's metrics: `reward`, the weighted sum, and each component's own.
+
+    A component that is itself called `reward` is `reward/reward`, and left out where it is the only one.
+    """
+    means = {"reward": float(total_reward(components, weights).mean())}
+    for name, values in applicable(components, prompts).items():
+        if name not in means:
+            means[name] = float(values.mean())
+        elif len(components) > 1:
+            means[f"{name}/{name}"] = float(values.mean())
+    return means
+
+
 class UnknownComponent(ValueError):
     """`task.rewards` names a component that the task does not have."""
 

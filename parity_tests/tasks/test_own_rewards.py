@@ -21,7 +21,7 @@ from jax_grpo.report.records import sample_rows
 from jax_grpo.run.checkpoints import Origin
 from jax_grpo.run.resume import changed_code
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Prompt, RewardError, TrainerState, applicable, total_reward
+from jax_grpo.tasks.base import Prompt, RewardError, TrainerState, applicable, held_out_means, total_reward
 from jax_grpo.tasks.checked import about_every_row, checked_score
 from jax_grpo.tasks.rewards import RewardsTask
 from jax_grpo.tasks.stop import text_stop
@@ -83,6 +83,23 @@ def test_none_leaves_a_function_out_of_a_row_and_components_one_by_one_refuse_it
     with pytest.raises(RewardError, match=r"'first' is None for 1 of 2 completions; advantage.components other than"):
         about_every_row(actual, task.component_weights)
     about_every_row(actual, dict.fromkeys(actual, 0.0))  # diagnostics hinder nothing
+
+
+def test_a_function_called_reward_leaves_the_total_its_name_in_an_evaluation():
+    def reward(completions):
+        return [1.0, 3.0]
+
+    def length(completions):
+        return [10.0, None]
+
+    alone, task = scored(reward, reward_weights=[0.5])
+    assert held_out_means(alone, PROMPTS, task.component_weights) == {"reward": 1.0}
+    both, task = scored(reward, length, reward_weights=[1.0, 0.1])
+    assert held_out_means(both, PROMPTS, task.component_weights) == {
+        "reward": 2.5,
+        "reward/reward": 2.0,
+        "length": 10.0,
+    }
 
 
 def hangs(**_):
