@@ -1,9 +1,9 @@
 """What can be set of the tasks of chess, beside what can be set of every task. Knows no positions, moves or engines."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
-from jax_grpo.config.sections import Count, Fraction, Positive, Section, Text
+from jax_grpo.config.sections import Count, Fraction, Home, Positive, Section, Text
 from jax_grpo.config.tasks import EpisodicSettings, Settings
 
 OWN_SIDE = "own_side"  # the prompt style whose positions and moves are those of `positions.own_side`
@@ -14,13 +14,13 @@ OPPONENTS = ("random", "capture", "two_ply", "self", "reference", *(f"stockfish:
 class EngineConfig(Section):
     """A pool of Stockfish processes, for rewards of moves without a label in the data."""
 
-    path: str | None = None
+    path: Annotated[str, Home] | None = None
     """Executable; null looks for `stockfish` on the PATH and in /usr/games."""
     nodes: Count = 2000
     """Search limit of one analysis, in nodes: deterministic, unlike a time limit."""
     processes: Count = 2
     """Engines working side by side, one thread each."""
-    cache: str | None = None
+    cache: Annotated[str, Home] | None = None
     """SQLite file of analyses; null keeps them in memory."""
     multipv: Count = 5
     """Lines of an analysis; at least 5, which candidates are compared with. More give evaluations of more moves."""

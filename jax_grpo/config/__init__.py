@@ -7,7 +7,7 @@ reads YAML and words errors, `files` looks for files. Nothing here knows the res
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ class Config(sections.Section):
 
     iterations: sections.Count
     """Update blocks: one rollout each."""
-    run_dir: sections.Text
+    run_dir: Annotated[sections.Text, sections.Home]
     """Folder of everything the run writes (TRL: output_dir)."""
     seed: sections.Seed = 0
     """Of the order of prompts, of sampling, and of random weights."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, PlainValidator
 
-from jax_grpo.config.sections import Count, NotNegative, Positive, Section, Text
+from jax_grpo.config.sections import Count, Home, NotNegative, Positive, Section, Text
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 
@@ -29,7 +29,7 @@ class AdapterConfig(Section):
     (PEFT: target_modules)."""
     rank_stabilised: bool = False
     """Multiply by alpha / sqrt(rank) instead (PEFT: use_rslora)."""
-    weights: Text | None = None
+    weights: Annotated[Text, Home] | None = None
     """Begin with these, trained on the same weights: a folder of PEFT's, or a run's; they bring rank, alpha, targets and
     rank_stabilised. null: begin with none of an effect."""
     base_dtype: Literal["parameters", "bfloat16", "int8"] = "parameters"
@@ -63,15 +63,15 @@ class AdapterConfig(Section):
 class ModelConfig(Section):
     """The policy's weights, tokenizer and precision."""
 
-    weights: str | None = None
+    weights: Annotated[str, Home] | None = None
     """`packaged:rook-small`, a Hugging Face folder (safetensors), a GGUF file, `smollm2-135m-instruct`, a run's folder, a
     checkpoint, or null: random weights of the sizes below."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str, Home] | None = None
     """`gpt2`, `chess`, a tokenizer.json of any kind, a folder with one or with vocab.json and merges.txt, `packaged:NAME`, or, as
     `weights`, a GGUF; null: the weights' own, and `gpt2` for random weights."""
     vocab_size: Count | None = None
     """With random weights; null: the tokenizer's."""
-    architecture: Text | None = None
+    architecture: Annotated[Text, Home] | None = None
     """A config.json as Hugging Face writes it: the model that random weights are of, and that `jax_grpo.memory` plans with where
     `weights` are not on this machine; null: GPT-2 with the sizes below."""
     num_layers: Count | None = None

@@ -5,12 +5,13 @@ those by which it learns in `learning` and `objectives`. `--help` lists them all
 cannot stand together; what holds between sections is checked in `refusals`. Nothing here touches JAX.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 PROMPT_MULTIPLE = 16  # prompts are padded to a multiple of this many tokens, which bounds recompilation
 MOST_PROMPT_TOKENS = 1024  # where the config does not say: a report of memory counts so many
@@ -28,6 +29,7 @@ Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # jitted programs take it as an int32
 Text = Annotated[str, Field(min_length=1)]
+Home = AfterValidator(os.path.expanduser)  # of a path: a ~ before it is the user's home
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -98,7 +100,7 @@ class CurriculumConfig(Section):
 class PromptsConfig(Section):
     """Where positions come from and how many prompts an iteration has."""
 
-    source: str = "packaged"
+    source: Annotated[str, Home] = "packaged"
     """`packaged`, `packaged:tables` (every legal move has its value), `selfplay:GAMES` (random games, 200 of them where no number
     is given), `endings:KRK,KQK` or one of the two (won, every
     legal move exact), a file (.jsonl, .csv, .parquet, .pgn, RookWorld text rows .txt), or a folder of `jax_grpo.data`. For prompts
@@ -166,7 +168,7 @@ class EvaluationConfig(Section):
 
     positions: CountOrZero = 0
     """0: no evaluation."""
-    source: Text | None = None
+    source: Annotated[Text, Home] | None = None
     """Where they come from, as prompts.source: a file is asked whole, of everything else the held-out split. Positions that the
     run trains on are left out. null: the held-out split of prompts.source."""
     every: CountOrZero = 0

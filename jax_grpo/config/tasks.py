@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from jax_grpo import names
 from jax_grpo.config.imported import ImportedError, imported
 from jax_grpo.config.loading import checked, did_you_mean
-from jax_grpo.config.sections import Count, Positive, Section, Text
+from jax_grpo.config.sections import Count, Home, Positive, Section, Text
 
 MIXED = "mixed"
 PartName = Annotated[str, Field(pattern=r"^[\w-]+$")]  # a component is called part/component
@@ -83,7 +83,7 @@ class MixturePart(Settings):
     """Of the prompts, relative to the other parts' shares; met on average."""
     max_new_tokens: Count | None = None
     """Its own cap; null: rollout.max_new_tokens."""
-    source: Text | None = None
+    source: Annotated[Text, Home] | None = None
     """What it reads; null: prompts.source, which has positions."""
 
 

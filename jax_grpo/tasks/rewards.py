@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field
 from jax_grpo.config import ConfigError
 from jax_grpo.config.imported import imported, where
 from jax_grpo.config.loading import did_you_mean
-from jax_grpo.config.sections import Positive, PromptsConfig, Text
+from jax_grpo.config.sections import Home, Positive, PromptsConfig, Text
 from jax_grpo.config.tasks import Settings
 from jax_grpo.prompts.rows import PromptTable, Row, load_prompts
 from jax_grpo.tasks.base import Component, Logged, Prompt, RewardError, Task, TrainerState, component
@@ -40,7 +40,7 @@ def _as_list(value: Any) -> Any:
 class PromptsSettings(Settings):
     """`prompts`: those of a file of yours, rewarded by functions of yours."""
 
-    rewards_from: Annotated[list[Text] | None, BeforeValidator(_as_list)] = None
+    rewards_from: Annotated[list[Annotated[Text, Home]] | None, BeforeValidator(_as_list)] = None
     """`prompts`: reward functions with TRL's signature, `my_module:reward` or `my_file.py:reward`, one or a list (TRL:
     reward_funcs); see docs/extending.md."""
     reward_weights: list[float] | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pydantic
 import pytest
 import yaml
+from conftest import config as tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -486,6 +487,25 @@ def test_wrong_files_name_their_line(text, message, tmp_path):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(str(tmp_path / "c.yaml"))
+
+
+def test_a_path_of_any_setting_may_begin_at_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/her")
+    config = tiny_config(
+        run_dir="~/run",
+        model={"weights": "~/base", "tokenizer": "~/base", "adapter": {"weights": "~/adapter"}},
+        task={"name": "prompts", "rewards_from": ["~/rewards.py:right", "rewards.py:short"]},
+        prompts={"source": "~/rows.jsonl"},
+        evaluation={"source": "~/test.jsonl", "positions": 1},
+    )
+    assert (config.run_dir, config.model.weights, config.model.tokenizer) == ("/home/her/run", *["/home/her/base"] * 2)
+    assert config.model.adapter.weights == "/home/her/adapter" and config.evaluation.source == "/home/her/test.jsonl"
+    assert config.prompts.source == "/home/her/rows.jsonl"
+    assert config.task.rewards_from == ["/home/her/rewards.py:right", "rewards.py:short"]
+    mixed = tiny_config(
+        task={"name": "mixed", "mixture": {"policy": {}, "sums": {"task": "prompts", "source": "~/s.csv"}}}
+    )
+    assert mixed.task.sources == {"sums": "/home/her/s.csv"}
 
 
 def test_a_missing_config_file_names_the_nearest_one(tmp_path):
