@@ -347,6 +347,8 @@ FAULTS = {
     "JAX's note on a traceback is shown without one": Fault("train.py", ' if of_jax not in note)', ")", "policy/test_adapters.py -k what_jax_traces"),
     "a component called reward takes the total's name": Fault("tasks/base.py", "        if name not in means:", "        if True:", "tasks/test_own_rewards.py -k called_reward"),
     "a path that begins at home is a folder called ~": Fault("config/sections.py", "AfterValidator(os.path.expanduser)", "AfterValidator(str)", "config/test_config.py -k begin_at_home"),
+    "copies of a hub's model in other formats are downloaded": Fault("config/files.py", "ignore_patterns=HUB_OTHERS", "ignore_patterns=[]", "model/test_hub.py -k nothing_twice"),
+    "a hub's tensors come with the settings": Fault("config/files.py", "HUB_WEIGHTS if tensors else HUB_SETTINGS", "HUB_WEIGHTS", "model/test_hub.py -k nothing_twice"),
     "an evaluation's episodes are others' than it scores": Fault("evaluate/during_training.py", "own_P = (numbers_P >= own.start)", "own_P = ~(numbers_P >= own.start)", "mesh/test_processes.py -k 'episodes_of_one and guess'"),
     "caches of all heads between turns": Fault("mesh/tensor.py", "axis=x.ndim - HEADS_AXIS if x.ndim > HEADS_AXIS else None", "axis=None", "memory/test_mesh_memory.py -k 'episodes and cpu'"),
     "gradients of a device's own prompts alone": Fault("mesh/__init__.py", "arrays = unravel(self._sum(vector, axes))", "arrays = unravel(vector)", "mesh/test_mesh.py -k 'step_is and data8' -m 'not slow'"),

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
         learning, chosen = config.learning(), choices.options(arguments)
         storage = STORAGE[config.model.compute_dtype]
         with choices.computing(chosen):
-            weights = weights_directory(arguments.weights)
+            weights = weights_directory(arguments.weights, tensors=True)
             loaded = load_hf(weights, dtype=storage, remat=bool(config.model.remat))
             model = choices.prepare(with_adapters(loaded, config.model, config.seed), chosen)
             batch = read_batch(arguments.batch, learning, dtype=storage, device=chosen.device)

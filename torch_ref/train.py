@@ -267,7 +267,7 @@ def load_model(settings: ModelConfig, seed: int, tokenizer: Tokenizer) -> Langua
 def _weights(sizes: ModelConfig, seed: int, tokenizer: Tokenizer) -> LanguageModel:
     dtype = MASTERS[sizes.param_dtype]
     if sizes.weights is not None:
-        model = load_hf(weights_directory(sizes.weights), dtype=dtype, remat=bool(sizes.remat))
+        model = load_hf(weights_directory(sizes.weights, tensors=True), dtype=dtype, remat=bool(sizes.remat))
         return adapters.with_adapters(model, sizes, seed)
     architecture = GPT2Config(
         sizes.vocab_size or tokenizer.vocab_size,

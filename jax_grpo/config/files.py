@@ -5,7 +5,9 @@ Knows what the folders that hold weights look like from outside, and where the p
 but for the JSON of a tokenizer's settings.
 """
 
+import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,12 @@ from jax_grpo.gguf_files.names import PACKAGES, GGUFError, file_of, is_gguf
 
 PACKAGED_MODELS = Path(__file__).parents[1] / "assets" / "models"
 PACKAGED = "packaged:"
+HUB = "hub:"  # before the name of a model of Hugging Face's hub
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # how such a name looks
+# Of a model's repository: its settings, its tokenizer and its templates; and with its tensors. Copies in other formats stay there.
+HUB_SETTINGS = ["*.json", "*.jinja", "*.txt", "*.model"]
+HUB_WEIGHTS = [*HUB_SETTINGS, "*.safetensors"]
+HUB_OTHERS = ["*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors", "consolidated*"]
 RUN_WEIGHTS = "weights"  # the folder of a finished run's exported weights, in its run folder
 MANIFEST = "manifest.json"  # the file that a complete checkpoint has
 ADAPTER_CONFIG = "adapter_config.json"  # the file of a folder of adapters that says what they are of, as PEFT calls it
@@ -63,13 +71,36 @@ def base_of(folder: Path) -> str:
     return base
 
 
-def weights_directory(weights: str) -> Path:
+@functools.cache
+def _of_hub(weights: str, tensors: bool) -> Path:
+    """The folder of `hub:OWNER/NAME`, or `hub:OWNER/NAME@REVISION`, in the cache of `huggingface_hub`; downloads what it lacks.
+
+    Raises:
+        ConfigError: that library is not installed, or has the model neither in its cache nor from the hub.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ConfigError(f"model.weights is {weights!r}, which needs: pip install 'jax_grpo[hub]'") from None
+    name, _, revision = weights.removeprefix(HUB).partition("@")
+    files = HUB_WEIGHTS if tensors else HUB_SETTINGS
+    try:
+        folder = snapshot_download(name, revision=revision or None, allow_patterns=files, ignore_patterns=HUB_OTHERS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.weights is {weights!r}: {' '.join(str(error).split())}") from error
+    return Path(folder)
+
+
+def weights_directory(weights: str, *, tensors: bool = False) -> Path:
     """Folder of what a user calls a model: `packaged:NAME`, a run's folder (its exported weights), or the path itself.
 
-    Of a GGUF file, or of a package that holds one, it is what `gguf.folder` converts it to; a ConfigError says why it cannot.
+    Of a GGUF file, or of a package that holds one, it is what `gguf.folder` converts it to; a ConfigError says why it cannot. Of a
+    model of the hub it is a folder of `huggingface_hub`'s cache, where its tensors are only once `tensors` were asked for.
     """
     if weights.startswith(PACKAGED):
         return PACKAGED_MODELS / weights.removeprefix(PACKAGED)
+    if weights.startswith(HUB):
+        return _of_hub(weights, tensors)
     if is_gguf(weights):
         from jax_grpo.gguf_files.folder import folder_of
 
@@ -83,7 +114,7 @@ def weights_directory(weights: str) -> Path:
 
 def adapter_directory(weights: str) -> Path:
     """The folder of `model.adapter.weights`. Raises ConfigError: there are no adapters in it."""
-    if not is_adapter(folder := weights_directory(weights)):
+    if not is_adapter(folder := weights_directory(weights, tensors=True)):
         raise ConfigError(
             f"model.adapter.weights is {weights!r}, and {folder} has no {ADAPTER_CONFIG} of adapters alone; expected a folder of "
             "PEFT's, or that of a finished run which trained adapters"
@@ -105,8 +136,8 @@ def positions_of(weights: str) -> int | None:
 
 
 def tokenizer_path(name: str) -> Path:
-    """File or folder of what `model.tokenizer` names beside `gpt2` and `chess`; of a packaged model or a GGUF its own."""
-    return weights_directory(name) if name.startswith(PACKAGED) or is_gguf(name) else Path(name)
+    """File or folder of what `model.tokenizer` names beside `gpt2` and `chess`; of a model that is no path its own."""
+    return weights_directory(name) if name.startswith((PACKAGED, HUB)) or is_gguf(name) else Path(name)
 
 
 def require_weights(weights: str | None) -> None:
@@ -136,10 +167,11 @@ def require_weights(weights: str | None) -> None:
             f"{folder} is the folder of a run that has not exported its weights ({folder / RUN_WEIGHTS} is missing): finish "
             f"it with --resume auto, or give one of its checkpoints ({folder}/checkpoints/NUMBER)"
         )
+    hub = f" Of Hugging Face's hub? Then give {HUB}{weights}." if REPOSITORY.fullmatch(weights) else ""
     raise ConfigError(
         f"model.weights is {weights!r}, but {file} does not exist; expected a Hugging Face folder: put the model's "
         f"config.json and model.safetensors in {Path(weights).absolute()}, use packaged:rook-small, or give a .gguf file, a "
-        f"finished run's folder or a checkpoint (runs/NAME/checkpoints/000050).{did_you_mean(weights, list(PACKAGES))}"
+        f"finished run's folder or a checkpoint (runs/NAME/checkpoints/000050).{hub}{did_you_mean(weights, list(PACKAGES))}"
     )
 
 

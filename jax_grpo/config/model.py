@@ -64,8 +64,8 @@ class ModelConfig(Section):
     """The policy's weights, tokenizer and precision."""
 
     weights: Annotated[str, Home] | None = None
-    """`packaged:rook-small`, a Hugging Face folder (safetensors), a GGUF file, `smollm2-135m-instruct`, a run's folder, a
-    checkpoint, or null: random weights of the sizes below."""
+    """`packaged:rook-small`, a Hugging Face folder (safetensors), a GGUF file, `smollm2-135m-instruct`, one of Hugging
+    Face's hub as `hub:Qwen/Qwen3-0.6B`, a run's folder, a checkpoint, or null: random weights of the sizes below."""
     tokenizer: Annotated[str, Home] | None = None
     """`gpt2`, `chess`, a tokenizer.json of any kind, a folder with one or with vocab.json and merges.txt, `packaged:NAME`, or, as
     `weights`, a GGUF; null: the weights' own, and `gpt2` for random weights."""

@@ -15,6 +15,7 @@ from flax import nnx
 from jax_grpo import fused_attention
 from jax_grpo.config import ConfigError, earlier
 from jax_grpo.config.files import (
+    HUB,
     RUN_WEIGHTS,
     adapter_directory,
     base_of,
@@ -190,7 +191,7 @@ def load_weights(name: str, dtype: Any) -> tuple[Architecture, nnx.State]:
 
     Raises as `load_model` does.
     """
-    folder = weights_directory(name)
+    folder = weights_directory(name, tensors=True)
     if dtype == int8.INT8 and (is_checkpoint(folder) or is_adapter(folder)):
         architecture, params = load_weights(name, jnp.float32)
         return architecture, int8_base.held(params)
@@ -239,9 +240,10 @@ def load_named(name: str, *, tokenizer: str | None = None, context: int = 1) -> 
 def describe_model(name: str, policy: Policy) -> dict[str, Any]:
     """Name (without folders, and without the trailing `weights` of a run), sizes and a hash of the parameters' values."""
     folder, sizes = weights_directory(name), policy.architecture
+    own = folder.parent if folder.name == RUN_WEIGHTS else folder
     padding = (sizes.padded_vocab_size - sizes.vocab_size) * sizes.hidden_size
     return {
-        "name": folder.parent.name if folder.name == RUN_WEIGHTS else folder.name,
+        "name": name.removeprefix(HUB) if name.startswith(HUB) else own.name,
         "architecture": sizes.as_json(),
         "tokenizer": policy.tokenizer.name,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.params)) - padding,
