@@ -34,7 +34,7 @@ from jax_grpo.report.records import outcome, read_records, sample_rows
 from jax_grpo.run import resume as continuing
 from jax_grpo.run.checkpoints import EVALUATED, MEASURED, Checkpoints, Origin
 from jax_grpo.run.files import CheckpointError
-from jax_grpo.run.folder import locked_folder, record_finish, record_start, write_whole
+from jax_grpo.run.folder import locked_folder, record_finish, record_start
 from jax_grpo.system import compilation
 from jax_grpo.system.devices import ImpossibleRate
 from jax_grpo.system.memory import give_back_early
@@ -42,6 +42,7 @@ from jax_grpo.system.phases import Phases, Watchdog
 from jax_grpo.system.process import StopSignals
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.system.terminal import printable_lines
+from jax_grpo.system.whole_files import write_whole
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Task, TaskError, applicable
 from jax_grpo.tasks.checked import made_prompt

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_grpo.bench.machine import line_of, machine
-from jax_grpo.system.whole_files import written_whole
+from jax_grpo.system.whole_files import write_record
 
 
 def command_parser(module: str, about: str | None) -> argparse.ArgumentParser:
@@ -42,8 +42,7 @@ def new_record(module: str, argv: Sequence[str] | None, **facts: Any) -> dict[st
 def save(file: str | Path | None, record: Mapping[str, Any]) -> None:
     """Writes the raw data, where a file is given; after each result, so that a run that is stopped leaves what it has."""
     if file:
-        with written_whole(Path(file)) as working:  # the machine may be taken away at any moment
-            working.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(Path(file), record)  # whole: the machine may be taken away at any moment
 
 
 def saved(file: str | Path | None) -> dict[str, Any]:

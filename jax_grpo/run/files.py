@@ -7,13 +7,11 @@ name that no reader looks at and renamed once everything is on the disk. Knows n
 
 import concurrent.futures
 import hashlib
-import itertools
 import json
 import logging
 import math
-import os
 import shutil
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import orbax.checkpoint as ocp
 from jax_grpo.config.files import MANIFEST, is_checkpoint, parsed_json
 from jax_grpo.mesh import processes
 from jax_grpo.system import memory
-from jax_grpo.system.whole_files import file_hash, to_disk, written_whole
+from jax_grpo.system.whole_files import file_hash, to_disk, write_whole
 
 FORMAT = 1
 STATE = "state"
@@ -34,7 +32,6 @@ AT_ONCE = 4  # files read and hashed side by side, so that the disk is busy whil
 PARTS = {"format": int, "iteration": int, "files": dict, "arrays": dict, "metrics": dict}
 RUN_PARTS = {"config": dict, "identity": dict, "next_prompt": int, "metrics_bytes": int}
 WORDS = {int: "a whole number", dict: "a mapping", str: "a text"}
-PIECE = 1 << 20  # bytes read and hashed at a time: they are in the cache when they are hashed
 # Bytes a tensor takes in Orbax's `_METADATA` and in the manifest, at most; names are some dozen bytes.
 TENSOR_METADATA = 2048
 FIXED_METADATA = 1 << 17  # bytes of all other files: the manifest's config is some 10 kB
@@ -147,8 +144,8 @@ def bytes_on_disk(arrays: Mapping[str, Any], block: int) -> int:
 
 def write_manifest(path: Path, content: dict[str, Any]) -> None:
     """Writes or replaces a checkpoint's manifest; after an OSError the earlier one is still there."""
-    with written_whole(path / MANIFEST, durable=True) as working:
-        working.write_text(json.dumps({"sha256": _json_hash(content), "content": content}, indent=1), encoding="utf-8")
+    record = {"sha256": _json_hash(content), "content": content}
+    write_whole(path / MANIFEST, json.dumps(record, indent=1), durable=True)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -229,18 +226,15 @@ def read_arrays(path: Path, content: Mapping[str, Any], prefix: str = "") -> dic
     return arrays
 
 
-def _assembled(
-    files: MutableMapping[str, np.ndarray], folder: str, shape: Sequence[int], dtype: np.dtype
-) -> np.ndarray:
-    """An array from its zarr chunks, whose bytes are removed from `files`; a single chunk is not copied."""
-    only = files.pop(f"{folder}/{'.'.join('0' * len(shape)) or '0'}").view(dtype)
-    if only.size == math.prod(shape):
-        return only.reshape(shape)
+def _assembled(files: dict[str, np.ndarray], folder: str, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An array from its zarr chunks, which are removed from `files` where there are several; a single one is not copied."""
+    first = files[f"{folder}/{'.'.join('0' * len(shape)) or '0'}"].view(dtype)
+    if first.size == math.prod(shape):
+        return first.reshape(shape)
     sizes = parsed_json(files[f"{folder}/.zarray"].tobytes())["chunks"]
     whole = memory.empty(tuple(shape), dtype)
-    for number in itertools.product(*(range(-(-axis // size)) for axis, size in zip(shape, sizes, strict=True))):
-        name = f"{folder}/{'.'.join(map(str, number))}"
-        chunk = (files.pop(name).view(dtype) if any(number) else only).reshape(sizes)
+    for number in np.ndindex(*(-(-axis // size) for axis, size in zip(shape, sizes, strict=True))):
+        chunk = files.pop(f"{folder}/{'.'.join(map(str, number))}").view(dtype).reshape(sizes)
         where = tuple(slice(at * size, (at + 1) * size) for at, size in zip(number, sizes, strict=True))
         part = whole[where]  # at an array's end a chunk is larger than what is left
         part[...] = chunk[tuple(slice(length) for length in part.shape)]
@@ -250,21 +244,16 @@ def _assembled(
 def _read_file(file: Path, expected: Mapping[str, Any]) -> np.ndarray:
     """The file's bytes, read once and hashed."""
     try:
-        with file.open("rb", buffering=0) as opened:
-            if (size := os.fstat(opened.fileno()).st_size) != expected["bytes"]:
-                raise CheckpointError(
-                    f"{file} has {size} bytes; expected {expected['bytes']}: the checkpoint is damaged"
-                )
-            buffer, digest = memory.empty((size,), np.dtype(np.uint8)), hashlib.sha256()
-            rest = buffer.data
-            while count := opened.readinto(rest[:PIECE]):
-                digest.update(rest[:count])
-                rest = rest[count:]
+        if (size := file.stat().st_size) != expected["bytes"]:
+            raise CheckpointError(f"{file} has {size} bytes; expected {expected['bytes']}: the checkpoint is damaged")
+        buffer = memory.empty((size,), np.dtype(np.uint8))
+        with file.open("rb") as opened:
+            opened.readinto(buffer.data)
     except FileNotFoundError as error:
         raise CheckpointError(f"{file} is missing; the checkpoint is damaged") from error
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    if (actual := digest.hexdigest()) != expected["sha256"]:
+    if (actual := hashlib.sha256(buffer.data).hexdigest()) != expected["sha256"]:
         hashes = f"SHA-256 {actual[:12]}...; expected {expected['sha256'][:12]}..."
         raise CheckpointError(f"{file} has other bytes than were written ({hashes}): the checkpoint is damaged")
     return buffer

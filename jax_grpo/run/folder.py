@@ -5,7 +5,6 @@ Knows nothing of what is trained.
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 import socket
@@ -20,7 +19,7 @@ import jax
 
 from jax_grpo.config.files import RUN_WEIGHTS, is_adapter, parsed_json
 from jax_grpo.system.devices import cores, processor
-from jax_grpo.system.whole_files import lock, written_whole
+from jax_grpo.system.whole_files import lock, write_record
 
 LOCK = "run.lock"
 RECORD = "run.json"
@@ -59,12 +58,6 @@ def locked_folder(path: str | Path) -> Iterator[Path]:
         os.close(handle)  # releases the lock; the file stays: removing it would race with a run that opens it
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replaces a file's text at once: a reader or a killed writer sees the old one or the new one."""
-    with written_whole(path) as working:
-        working.write_text(text, encoding="utf-8")
-
-
 def record_start(run_dir: Path, resolved_config: str, command: str | None, iteration: int, micro_batches: int) -> None:
     """Writes `run.json`: versions, hardware, commit, command and micro-batches of this start, after those of earlier ones."""
     earlier, devices = read_record(run_dir)["starts"] if iteration > 0 else [], jax.devices()
@@ -86,12 +79,12 @@ def record_start(run_dir: Path, resolved_config: str, command: str | None, itera
         },
         "environment": {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS") if name in os.environ},
     }
-    write_whole(run_dir / RECORD, json.dumps({"starts": [*earlier, start], "finished": None}, indent=1) + "\n")
+    write_record(run_dir / RECORD, {"starts": [*earlier, start], "finished": None})
 
 
 def record_finish(run_dir: Path) -> None:
     """Notes in `run.json` that the run reached its last iteration and its weights are written."""
-    write_whole(run_dir / RECORD, json.dumps(read_record(run_dir) | {"finished": _now()}, indent=1) + "\n")
+    write_record(run_dir / RECORD, read_record(run_dir) | {"finished": _now()})
 
 
 def require_no_finished_run(run_dir: Path, way_out: str) -> None:

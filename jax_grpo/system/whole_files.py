@@ -34,10 +34,15 @@ def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
         raise
 
 
+def write_whole(path: Path, text: str, *, durable: bool = False) -> None:
+    """Replaces a file's text at once (`written_whole`)."""
+    with written_whole(path, durable=durable) as working:
+        working.write_text(text, encoding="utf-8")
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Puts a JSON file in place whole."""
-    with written_whole(path) as working:
-        working.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(record, indent=1) + "\n")
 
 
 def require_new(path: Path, option: str) -> None:

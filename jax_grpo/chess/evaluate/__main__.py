@@ -45,9 +45,8 @@ from jax_grpo.config.files import read_settings, require_weights, weights_direct
 from jax_grpo.evaluate import MODES, EvaluationError
 from jax_grpo.policy.named import describe_model, load_named
 from jax_grpo.run.files import CheckpointError, is_checkpoint
-from jax_grpo.run.folder import write_whole
 from jax_grpo.system.progress import timed_parts
-from jax_grpo.system.whole_files import require_new
+from jax_grpo.system.whole_files import require_new, write_whole
 
 TABLES = "packaged:tables"
 
