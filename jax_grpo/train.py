@@ -265,7 +265,8 @@ class Milestones:
             except Exception:
                 self._save()  # the iterations themselves are sound
                 raise
-        if self.checkpoints.due(self.done):
+        every = self.trainer.config.checkpoint.every
+        if every and self.done % every == 0:
             self._save()
 
     def end(self) -> None:

@@ -7,12 +7,12 @@ update donates its buffers. No pickles. Knows nothing of rollouts or prompts.
 import concurrent.futures
 import contextlib
 import errno
+import functools
 import hashlib
 import math
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,8 @@ from jax_grpo.system.memory import copied
 
 PARAMS = "params/"
 COPIERS = 2  # tensors copied off the device side by side: most of a large copy is the kernel's allocation of memory
-NICER = 10  # added to the niceness of the thread that writes
+# Adds to the niceness of the thread that writes: on Linux it is a thread's, and threads that it starts inherit it.
+GIVE_WAY = functools.partial(os.nice, 10) if sys.platform == "linux" else None
 MEASURED = "measured"  # in a manifest: names of every metric that the run had measured by then
 EVALUATED = "eval/"  # names of metrics of held-out prompts begin with it
 
@@ -86,7 +87,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def __init__(self, folder: Path, config: CheckpointConfig):
         self.folder, self._config = folder, config
         self._best, self._smallest = config.ranking
-        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=_give_way)
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint", initializer=GIVE_WAY)
         self._pending: concurrent.futures.Future[None] | None = None
         self._last_saved, self._needed = -1, 0
 
@@ -104,10 +105,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 saved = files.complete(self.folder)
                 newest = f"the newest complete checkpoint is {saved[-1]}: continue with --resume auto" if saved else ""
                 error.add_note(newest or f"there is no checkpoint in {self.folder}")
-
-    def due(self, iteration: int) -> bool:
-        """Whether the interval of the config ends here."""
-        return self._config.every > 0 and iteration % self._config.every == 0
 
     def require_measured(self, names: Collection[str]) -> None:
         """Raises a CheckpointError, which lists `names`, if checkpoints are to be ranked by a metric that is not among them."""
@@ -139,7 +136,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self.require_measured(names)
         arrays = named(state)
         if processes.is_first():
-            self._require_room(iteration, arrays)
+            # Before a byte is copied or written: a write that fails in the middle has filled the disk for everybody.
+            free, block = self._space()
+            self._needed = files.bytes_on_disk(arrays, block)
+            if free < self._needed:
+                raise self._failure(iteration, OSError(errno.ENOSPC, ""))
         content = dict(content) | {"arrays": described(arrays), "metrics": finite(metrics), MEASURED: names}
         several = processes.count() > 1
         if not several:
@@ -150,13 +151,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._last_saved = iteration
         if several:
             self.wait()
-
-    def _require_room(self, iteration: int, arrays: Mapping[str, Any]) -> None:
-        """Checked before a byte is copied or written: a write that fails in the middle has filled the disk for everybody."""
-        space = self._space()
-        self._needed = files.bytes_on_disk(arrays, space.f_frsize)
-        if space.f_bavail * space.f_frsize < self._needed:
-            raise self._failure(iteration, OSError(errno.ENOSPC, ""))
 
     def _write(self, iteration: int, arrays: Mapping[str, Any], content: dict[str, Any]) -> None:
         files.publish(self.folder, iteration, arrays, content)
@@ -199,14 +193,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise self._failure(self._last_saved, error) from error
 
     def _failure(self, iteration: int, error: Exception) -> CheckpointError:
-        space = self._space()
         return CheckpointError(
             f"the checkpoint of iteration {iteration} could not be written to {self.folder}: {_reason(error)} "
-            f"({space.f_bavail * space.f_frsize / 1e6:.1f} MB free without it; it needs up to {self._needed / 1e6:.1f} MB)"
+            f"({self._space()[0] / 1e6:.1f} MB free without it; it needs up to {self._needed / 1e6:.1f} MB)"
         )
 
-    def _space(self) -> os.statvfs_result:
-        return os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
+    def _space(self) -> tuple[int, int]:
+        """Bytes that are free on the folder's file system, and those of a unit that it allocates."""
+        found = os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
+        return found.f_bavail * found.f_frsize, found.f_frsize
 
     def _discard_superseded(self) -> None:
         """Removes complete checkpoints that are neither among the last nor among the best."""
@@ -244,13 +239,6 @@ def finite(metrics: Metrics) -> dict[str, float]:
 def described(arrays: Mapping[str, Any]) -> dict[str, list]:
     """Shape and dtype of each array, as a manifest has them."""
     return {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
-
-
-def _give_way() -> None:
-    """Lowers the thread's priority below the training's: on Linux niceness is a thread's, and threads that it starts inherit it."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
 
 
 def _reason(error: Exception) -> str:

@@ -32,28 +32,20 @@ OPTIONS.add_argument(
 )  # fmt: skip
 OPTIONS.add_argument("--restart", action="store_true", help="begin again where a run is, removing its checkpoints")
 
-# Settings that a state depends on, by key (`*` for any name), with why another value cannot continue it.
+# Settings that a state depends on (`*` for any name), with why another value cannot continue it.
 FIXED = {
     "seed": "every prompt and sample is drawn from it",
     "model.tokenizer": "the model's tokens are its",
-    "model.vocab_size": "the parameters have its size",
-    "model.num_layers": "the parameters have its size",
+    "model.vocab_size model.num_layers model.hidden_size model.max_position_embeddings": "the parameters have its size",
     "model.num_heads": "the parameters' meaning depends on it",
-    "model.hidden_size": "the parameters have its size",
-    "model.max_position_embeddings": "the parameters have its size",
     "model.param_dtype": "the parameters are stored in it",
     "model.adapter": "the saved parameters are adapters, or all there are",
     "model.adapter.rank": "the adapters have its size",
-    "model.adapter.alpha": "the adapters' meaning depends on it",
+    "model.adapter.alpha model.adapter.rank_stabilised": "the adapters' meaning depends on it",
     "model.adapter.targets": "the adapters are of these linear maps",
-    "model.adapter.rank_stabilised": "the adapters' meaning depends on it",
     "model.adapter.weights": "the reference is what it began with",
-    "task.name": "the prompts are its",
-    "task.*prompt_style": "the prompts are its",  # of the task, or of a part of its mixture
-    "task.*illegal_fraction": "the prompts depend on it",
-    "task.*guess_numbers": "the prompts depend on it",
-    "task.mixture.*.share": "the prompts depend on it",
-    "task.mixture.*.task": "the prompts are its",
+    "task.name task.*prompt_style task.mixture.*.task": "the prompts are its",  # of the task, or of a part of its mixture
+    "task.*illegal_fraction task.*guess_numbers task.mixture.*.share": "the prompts depend on it",
     "prompts.split": "the order of prompts is that of its positions",
     "prompts.per_iteration": "the position in the order of prompts is counted in it",
     "prompts.curriculum.passed": "the pass rates of prompts are part of the saved state, and are counted by it",
@@ -65,6 +57,7 @@ PART_OF_THE_STATE = {
     "objective.entropy_target": "the coefficient that it moves is part of the saved state",
 }
 ABSENT = "(not set)"
+SET_BACK = "Set it back to continue this run; for a new run from these weights, set model.weights to the checkpoint"
 
 
 def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
@@ -95,7 +88,7 @@ def _find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: 
             say(f"--resume auto: no checkpoint in {checkpoints.folder}; beginning at iteration 0")
         return origin
     saved, source = files.complete(checkpoints.folder), Path(resume).absolute() if resume else None
-    inside = source is not None and run_dir.absolute() in (source, *source.parents)
+    inside = source is not None and source.is_relative_to(run_dir.absolute())
     if not inside and not restart:
         if saved and read_record(run_dir)["finished"] is None:
             raise CheckpointError(
@@ -142,23 +135,19 @@ def require_same_run(origin: Origin, config: Config) -> list[str]:
             )
     if not any(key.startswith("model.adapter") for key in before):  # an earlier version, which had none
         before["model.adapter"] = None
-    both = {key: (before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**now, **before}}
-    changed = {key: (old, new) for key, (old, new) in both.items() if old != new}
-    fixed = {key: why for key in changed for fixed, why in FIXED.items() if fnmatch.fnmatchcase(key, fixed)}
+    both = ((key, before.get(key, ABSENT), now.get(key, ABSENT)) for key in {**now, **before})
+    changed = {key: (old, new) for key, old, new in both if old != new}
+    reasons = {name: why for names, why in FIXED.items() for name in names.split()}
+    fixed = {key: why for key in changed for name, why in reasons.items() if fnmatch.fnmatchcase(key, name)}
     fixed |= {key: why for key, why in PART_OF_THE_STATE.items() if (before.get(key) is None) != (now[key] is None)}
     base = "model.adapter.base_dtype"  # of other dtypes than int8 the base's hash says whether it is another
     if "int8" in changed.get(base, ()):
         fixed[base] = "int8 rounds the base to other values, which the adapters are of"
     if now["objective.entropy_target"] is not None and "objective.entropy_coefficient" in changed:
         fixed["objective.entropy_coefficient"] = PART_OF_THE_STATE["objective.entropy_target"]
-    if refused := "".join(
-        f"{key} is {both[key][1]!r}, but {origin.path} was made with {both[key][0]!r}: {why}\n"
-        for key, why in fixed.items()
-    ):
-        raise CheckpointError(
-            f"{refused}Set it back to continue this run; for a new run from these weights, set model.weights to the "
-            "checkpoint"
-        )
+    made = f"but {origin.path} was made with"
+    if refused := [f"{key} is {changed[key][1]!r}, {made} {changed[key][0]!r}: {why}" for key, why in fixed.items()]:
+        raise CheckpointError("\n".join([*refused, SET_BACK]))
     if origin.iteration > config.iterations:
         raise CheckpointError(
             f"iterations is {config.iterations}, but {origin.path} is after {origin.iteration}; raise it, or give an earlier one"
