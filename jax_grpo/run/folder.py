@@ -51,7 +51,7 @@ def locked_folder(path: str | Path) -> Iterator[Path]:
             f"run_dir is {str(folder)!r}, which cannot be written ({error.strerror}); give a folder that can"
         ) from error
     try:
-        os.ftruncate(handle, 0)
+        os.ftruncate(handle, 0)  # by the handle: on NFS closing another one of the file would release the lock
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
         yield folder
     finally:
