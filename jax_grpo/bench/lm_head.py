@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jax_grpo.bench.machine import finished, milliseconds
 from jax_grpo.bench.problems import ADVANTAGE
@@ -28,8 +29,7 @@ from jax_grpo.lm_head.tiles import WHOLE, Tiling
 from jax_grpo.memory.compile import compile_program
 from jax_grpo.memory.dumps import wide_dots
 from jax_grpo.memory.programs import Program
-from jax_grpo.model.flops import BACKWARD
-from jax_grpo.model.flops import head as head_flops
+from jax_grpo.model import flops
 from jax_grpo.objective.surrogates import surrogate
 from jax_grpo.system import devices
 
@@ -59,11 +59,7 @@ SHAPES = {
 
 
 def parse_shape(text: str) -> Shape:
-    """A shape of T,H,V with the embedding padded as the model pads it.
-
-    Raises:
-        ValueError: it is none; says what was expected.
-    """
+    """A shape of T,H,V with the embedding padded as the model pads it. A ValueError says what was expected."""
     try:
         tokens, width, vocab = map(int, text.split(","))
     except ValueError:
@@ -73,10 +69,11 @@ def parse_shape(text: str) -> Shape:
     return Shape(tokens, width, -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE, vocab)
 
 
-def _best(hidden_TH, embedding_VH, targets_T):
-    logits_TV = (hidden_TH @ embedding_VH.T).astype(jnp.float32)
-    target_T = jnp.sum(jnp.where(jnp.arange(logits_TV.shape[-1]) == targets_T[:, None], logits_TV, 0), axis=-1)
-    return target_T - jax.nn.logsumexp(logits_TV, axis=-1)
+def _best(hidden_1TH, embedding_VH, targets_1T, **_):
+    """It takes padding rows for tokens, which costs it nothing."""
+    logits_1TV = (hidden_1TH @ embedding_VH.astype(hidden_1TH.dtype).T).astype(jnp.float32)
+    of_targets = jnp.arange(logits_1TV.shape[-1]) == targets_1T[..., None]
+    return jnp.sum(jnp.where(of_targets, logits_1TV, 0), axis=-1) - jax.nn.logsumexp(logits_1TV, axis=-1), None
 
 
 class Head(NamedTuple):
@@ -87,7 +84,7 @@ class Head(NamedTuple):
     fused: bool = False
 
 
-BEST = "best"
+IMPLEMENTATIONS = LM_HEADS | {"best": _best}
 SMALL, HALF = Tiling(tokens=4096, vocab=4096), Tiling(logits_dtype="bfloat16")
 HEADS = {
     "materialised": Head("materialised"),
@@ -99,7 +96,7 @@ HEADS = {
     "pallas": Head("pallas", fused=True),
     "pallas-bf16": Head("pallas", HALF, fused=True),
     "pallas-small": Head("pallas", SMALL, fused=True),
-    BEST: Head(BEST),
+    "best": Head("best"),
 }
 
 
@@ -109,16 +106,14 @@ def step_of(name: str, shape: Shape) -> Callable:
     how = {"vocab_size": shape.vocab_size, "temperature": 1.0, "tiling": head.tiling}
 
     def losses(rows_C: Rows, logp_C: jax.Array, entropy_C: Any = None) -> jax.Array:
-        """Clipped losses of tokens as sequences of length 1, each divided by the tokens of the batch."""
-        old_C1, mask_C1 = rows_C["old_logp"][:, None], rows_C["mask"][:, None]
-        return surrogate(logp_C[:, None], old_C1, rows_C["advantages"], mask_C1, OBJECTIVE).reshape(-1) / shape.tokens
+        """Clipped losses of tokens, each divided by the tokens of the batch."""
+        loss_C = surrogate(logp_C, rows_C["old_logp"], rows_C["advantages"], rows_C["mask"], OBJECTIVE)
+        return loss_C / shape.tokens
 
     def loss(hidden_TH: jax.Array, embedding_VH: jax.Array, rows: Rows) -> jax.Array:
-        if name == BEST:  # it takes padding rows for tokens, which costs it nothing
-            return jnp.sum(losses(rows, _best(hidden_TH, embedding_VH.astype(hidden_TH.dtype), rows["targets"])))
         tokens = (hidden_TH[None], embedding_VH, rows["targets"][None])
         if not head.fused:
-            return jnp.sum(losses(rows, LM_HEADS[head.implementation](*tokens, **how)[0][0]))
+            return jnp.sum(losses(rows, IMPLEMENTATIONS[head.implementation](*tokens, **how)[0][0]))
         work_1T = jnp.where(rows["mask"] > 0, LEARNS, IDLE)[None]
         return FUSED_LOSSES[head.implementation](*tokens, work_1T, losses, rows, **how)[0]
 
@@ -169,8 +164,8 @@ def _prepared(shape: Shape, step_with: Callable[[float], Callable[[], Any]], nor
         finished(step())  # compiles
         return {"half_masked_ms": statistics.median(milliseconds(step, STEPS))}
 
-    flops = (1 + BACKWARD) * head_flops(shape.tokens, shape.width, shape.rows)
-    return Prepared(step_with(0.0), {"dtype": "bfloat16", "flops": flops}, check, after)
+    work = (1 + flops.BACKWARD) * flops.head(shape.tokens, shape.width, shape.rows)
+    return Prepared(step_with(0.0), {"dtype": "bfloat16", "flops": work}, check, after)
 
 
 def _jax(name: str, shape: Shape) -> Prepared | dict[str, Any]:
@@ -183,10 +178,7 @@ def _jax(name: str, shape: Shape) -> Prepared | dict[str, Any]:
         embedding_VH = rows.pop("embedding").astype(shape.param_dtype)
         return partial(jax.jit(step_of(name, shape)), hidden_TH, embedding_VH, rows)
 
-    def norm(gradients: Any) -> jax.Array:
-        return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in gradients))
-
-    return _prepared(shape, step_with, norm)
+    return _prepared(shape, step_with, lambda gradients: optax.tree.norm(optax.tree.cast(gradients, jnp.float32)))
 
 
 def _compiled(name: str, shape: Shape) -> dict[str, Any]:
@@ -243,12 +235,11 @@ def _liger(shape: Shape, rows: Rows) -> Callable:
 def _torch(make: Callable[[Shape, Rows], Callable], shape: Shape) -> Prepared:
     """A head of PyTorch's on the same problem.
 
-    Raises:
-        ValueError: the tokens are no whole sequences.
-        ImportError: the peer is not installed.
-        NotHere: XLA's compiler compiles none of PyTorch's.
+    Raises ValueError: the tokens are no whole sequences; ImportError: the peer is not installed; NotHere: XLA's compiler compiles
+    none of PyTorch's.
     """
     import torch
+    from torch.nn.utils import get_total_norm
 
     if shape.target != LOCAL:
         raise NotHere("PyTorch's heads are not compiled for a device that is not here")
@@ -269,18 +260,13 @@ def _torch(make: Callable[[Shape, Rows], Callable], shape: Shape) -> Prepared:
 
         return step
 
-    def norm(gradients: Any) -> Any:
-        return torch.stack([x.float().norm() for x in gradients]).norm()
-
-    return _prepared(shape, step_with, norm)
+    return _prepared(shape, step_with, lambda gradients: get_total_norm([x.float() for x in gradients]))
 
 
 VARIANTS = {name: partial(_jax, name) for name in HEADS} | {
     "torch-compile": partial(_torch, _torch_plain),
     "liger": partial(_torch, _liger),
 }
-
-
 OPTIONS = {"target": (LOCAL, *devices.known())}
 BENCH = Bench("jax_grpo.bench.lm_head", __doc__, VARIANTS, SHAPES, parse_shape, Shape._make, OPTIONS)
 
