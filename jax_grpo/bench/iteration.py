@@ -10,14 +10,12 @@ is a run with default settings, its LM head among them; the others are extra.
 
 import dataclasses
 import itertools
-import json
+import multiprocessing
 import queue
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,19 +100,18 @@ def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
     return Prepared(step, {"dtype": problem.dtype, "lm_head": config.lm_head.model_dump()}, check, after)
 
 
-def save_for_trl(sizes: str, to: str) -> None:
-    """The policy that ours starts from, with its tokenizer, and `prompts.json`: the texts of the positions that it reads."""
+def start(problem: Problem) -> tuple[Path, list[str]]:
+    """A folder of the policy that ours starts from, with its tokenizer, and the texts of the positions that it reads."""
     from jax_grpo.model.weights import save_hf
     from jax_grpo.policy.named import load_policy
 
-    problem, folder = Problem._make(json.loads(sizes)), Path(to)
     config = config_of(problem)
+    texts = [text for _, text in prompts(config)]
     if problem.model:
-        shutil.copytree(weights_directory(problem.model), folder, dirs_exist_ok=True)
-    else:
-        policy = load_policy(config.model, config.seed, 1)
-        save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
-    (folder / "prompts.json").write_text(json.dumps([text for _, text in prompts(config)]))
+        return weights_directory(problem.model), texts
+    folder, policy = Path(tempfile.mkdtemp()), load_policy(config.model, config.seed, 1)
+    save_hf(folder, policy.architecture, policy.params, policy.tokenizer)
+    return folder, texts
 
 
 def _trl(problem: Problem, *, head: str) -> Prepared:
@@ -123,10 +120,8 @@ def _trl(problem: Problem, *, head: str) -> Prepared:
 
     from jax_grpo.bench import trl_peer
 
-    folder = Path(tempfile.mkdtemp())
-    saving = "import sys; from jax_grpo.bench import iteration; iteration.save_for_trl(*sys.argv[1:])"
-    # JAX's memory is not TRL's.
-    subprocess.run([sys.executable, "-c", saving, json.dumps(problem), str(folder)], check=True)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as another:  # JAX's memory is not TRL's
+        folder, texts = another.submit(start, problem).result()
     go: queue.SimpleQueue[None] = queue.SimpleQueue()
     # After each step, and with what ended the training.
     done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -137,8 +132,8 @@ def _trl(problem: Problem, *, head: str) -> Prepared:
             go.get()
 
     trainer = trl_peer.trainer_of(
-        problem, folder, trl_peer.tokenizer_in(folder), json.loads((folder / "prompts.json").read_text()), head,
-        callbacks=[OneByOne()], max_steps=1000, save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        problem, folder, trl_peer.tokenizer_in(folder), texts, head, callbacks=[OneByOne()], max_steps=1000,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True,
         learning_rate=config_of(problem).update.learning_rate,
     )  # fmt: skip
 

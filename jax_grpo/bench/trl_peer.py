@@ -7,6 +7,7 @@ recomputed in the backward pass), as it came before that by all logits of the co
 """
 
 import functools
+import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +28,7 @@ LIGER_ROWS = 8  # completions whose logits Liger's loss makes at a time
 
 
 def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
-    """TRL's settings for the problem's own config.
-
-    Raises:
-        NotTheSame: its loss has a setting that TRL has no counterpart of.
-    """
+    """TRL's settings for the problem's own config. Raises NotTheSame: its loss has a setting that TRL has no counterpart of."""
     settings = trl_settings(config_of(problem), whole_run=False) | {
         "output_dir": str(folder), "use_cpu": torch_device() == "cpu", "report_to": [], "gradient_checkpointing": False,
         "per_device_train_batch_size": problem.rows, "gradient_accumulation_steps": 1, "steps_per_generation": 1,
@@ -48,9 +45,9 @@ def trainer_of(
     Tokens are scored by TRL's `fused` head, by a `plain` one, or by Liger's loss; `more` is for `GRPOConfig`.
     """
     trainer = GRPOTrainer(
-        model=str(folder), args=arguments_of(problem, folder, **more), processing_class=tokenizer, callbacks=callbacks,
+        model=str(folder), args=arguments_of(problem, Path(tempfile.mkdtemp()), **more), processing_class=tokenizer,
+        callbacks=callbacks, train_dataset=dataset(prompts),
         reward_funcs=lambda completions, **_: [len(set(text)) / 100 for text in completions],
-        train_dataset=dataset(prompts),
     )  # fmt: skip
     if head == "plain":
         change_models(trainer, functools.partial(_without_fused_head, temperature=trainer.temperature))

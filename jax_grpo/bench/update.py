@@ -9,7 +9,6 @@ blocks costs (`remat-*`: matmuls' results or blocks' inputs alone are stored), a
 in float32, in TF32 where the device has it, and in bfloat16.
 """
 
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -123,11 +122,11 @@ def _trl(problem: Problem, *, head: str) -> Prepared:
     from jax_grpo.bench import trl_peer
     from torch_ref.optimiser import build_optimiser
 
-    folder = Path(tempfile.mkdtemp())
     if problem.model:
-        shutil.copytree(weights_directory(problem.model), folder, dirs_exist_ok=True)
+        folder = weights_directory(problem.model)
         tokenizer = trl_peer.tokenizer_in(folder)
     else:
+        folder = Path(tempfile.mkdtemp())
         problems.transformers_model(problem, bos_token_id=1, eos_token_id=1).save_pretrained(folder)
         words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w0"))
         tokenizer = PreTrainedTokenizerFast(
