@@ -20,11 +20,7 @@ def command_parser(module: str, about: str | None) -> argparse.ArgumentParser:
 
 
 def selected(option: str, text: str | None, known: Collection[str]) -> list[str]:
-    """The names that an option lists, or all where it is not given.
-
-    Raises:
-        SystemExit: one is unknown; says which there are.
-    """
+    """The names that an option lists, or all where it is not given. Raises SystemExit: one is unknown; says which there are."""
     names = text.split(",") if text else list(known)
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"{option} {unknown[0]!r}: expected some of {', '.join(known)}")
