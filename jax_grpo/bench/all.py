@@ -75,12 +75,6 @@ PEERS = ("torch", "TRL", "transformers", "liger", "vllm")  # how variants of oth
 TINY = "--problem tiny --steps 3"  # what a dry run puts in the place of these options
 
 
-def speeds_here() -> dict[str, Any]:
-    """This machine and what it was measured to do; in a process of its own, which frees the device again."""
-    record = child_record([sys.executable, "-m", "jax_grpo.bench.machine"], os.environ)
-    return machine() if "error" in record else record
-
-
 def run(entry: Entry, file: Path, seconds: float) -> str | None:
     """Runs a benchmark that adds to the data in `file`; returns why it could not be run."""
     module, *words = entry.command.split()
@@ -137,7 +131,9 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
     names = selected("--only", arguments.only, entries)
     folder = Path(arguments.out)
     (folder / "raw").mkdir(parents=True, exist_ok=True)
-    about, started = speeds_here(), time.monotonic()  # measuring the machine is no benchmark's time
+    # What the machine does is measured in a process of its own, which frees the device again, and is no benchmark's time.
+    about = child_record([sys.executable, "-m", "jax_grpo.bench.machine"], os.environ)
+    about, started = machine() if "error" in about else about, time.monotonic()
     kind = "cpu" if about.get("on", "cpu") == "cpu" else "accelerator"
     suite = {name: entry for name, entry in entries.items() if kind in entry.machines}
     if arguments.dry_run:

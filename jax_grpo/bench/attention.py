@@ -25,17 +25,14 @@ def _model(q, k, v, name: str):
     return attend(q, "pe", at, [Seen(KV(k, v), at, heads_first=False)], math.sqrt(q.shape[-1]), blocks=BLOCKS[name])
 
 
-def _jax(shape: tuple[int, ...], *, function) -> Prepared:
-    dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+def _jax(shape: tuple[int, ...], *, function, of_gpus: bool = False) -> Prepared:
+    on_cpu = jax.devices()[0].platform == "cpu"
+    if on_cpu and of_gpus:
+        raise NotHere("its kernels need a GPU")
+    dtype = "float32" if on_cpu else "bfloat16"
     q, k, v = (jax.random.normal(jax.random.key(i), shape, dtype) for i in range(3))
     step = jax.jit(jax.grad(lambda q, k, v: jnp.sum(function(q, k, v).astype(jnp.float32)), argnums=(0, 1, 2)))
     return Prepared(lambda: step(q, k, v), _facts(shape, dtype))
-
-
-def _of_gpus(shape: tuple[int, ...], *, function) -> Prepared:
-    if jax.devices()[0].platform == "cpu":
-        raise NotHere("its kernels need a GPU")
-    return _jax(shape, function=function)
 
 
 def _sdpa(shape: tuple[int, ...]) -> Prepared:
@@ -57,9 +54,9 @@ VARIANTS = {
     "model": partial(_jax, function=partial(_model, name="auto")),
     "full": partial(_jax, function=partial(_model, name="full")),
     "blocks": partial(_jax, function=partial(_model, name="blocks")),
-    "pallas": partial(_of_gpus, function=partial(_model, name="pallas")),
+    "pallas": partial(_jax, function=partial(_model, name="pallas"), of_gpus=True),
     "xla": partial(_jax, function=partial(LIBRARY, implementation="xla")),
-    "cudnn": partial(_of_gpus, function=partial(LIBRARY, implementation="cudnn")),
+    "cudnn": partial(_jax, function=partial(LIBRARY, implementation="cudnn"), of_gpus=True),
     "torch-sdpa": _sdpa,
 }
 BENCH = Bench("jax_grpo.bench.attention", __doc__, VARIANTS, SHAPES, of_json=tuple)

@@ -73,11 +73,7 @@ class Bench:
     options: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def problem(self, name: str) -> Any:
-        """The problem of that name, or of what `read` takes for one.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The problem of that name, or of what `read` takes for one. Raises ValueError: there is none."""
         sizes = self.problems.get(name, Path(name))
         if not isinstance(sizes, Path):
             return sizes
@@ -97,8 +93,7 @@ def agree(ours: Mapping[str, Any], first: Mapping[str, Any]) -> None:
         if name not in ours:
             continue  # a matmul beside an update
         value, expected = ours[name], first.get(name, math.nan)
-        finite = math.isfinite(value) and math.isfinite(expected)
-        if not finite or not math.isclose(value, expected, rel_tol=tolerance):
+        if not (math.isfinite(expected) and math.isclose(value, expected, rel_tol=tolerance)):
             raise Disagreement(
                 f"{name} {value} here, {expected} in the first variant: expected finite, and {tolerance:g} apart"
             )
@@ -148,15 +143,13 @@ def _count_peak_anew() -> None:
 
 def _device() -> dict[str, Any]:
     """Name and peak of the device of the library that the variant has loaded; a CPU's allocators keep no count."""
+    name, peak = "cpu", None
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        return {"device": torch.cuda.get_device_name(), "device_peak_bytes": torch.cuda.max_memory_allocated()}
-    if (jax := sys.modules.get("jax")) and not torch:
+        name, peak = torch.cuda.get_device_name(), torch.cuda.max_memory_allocated()
+    elif (jax := sys.modules.get("jax")) and not torch:
         device = jax.devices()[0]
-        return {
-            "device": device.device_kind,
-            "device_peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
-        }
-    return {"device": "cpu", "device_peak_bytes": None}
+        name, peak = device.device_kind, (device.memory_stats() or {}).get("peak_bytes_in_use")
+    return {"device": name, "device_peak_bytes": peak}
 
 
 def torch_device() -> str:
