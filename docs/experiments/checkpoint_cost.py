@@ -24,11 +24,11 @@ from typing import Any
 import jax
 
 from jax_grpo.bench.machine import machine
-from jax_grpo.bench.records import save
 from jax_grpo.config import load_config
 from jax_grpo.config.sections import CheckpointConfig
 from jax_grpo.run import files
 from jax_grpo.run.checkpoints import Checkpoints, abstract, load, restore
+from jax_grpo.system.whole_files import write_record
 from jax_grpo.trainer import Trainer
 
 WARM_UP = 2  # iterations, the first of which compiles
@@ -133,7 +133,7 @@ def main() -> None:
         figures = measure(Trainer(config), folder, arguments.window, arguments.pairs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    save(arguments.out, about | {"config": config.model_dump()} | figures)
+    write_record(Path(arguments.out), about | {"config": config.model_dump()} | figures)
     print(summary(figures))
 
 

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grpo.bench import problems
-from jax_grpo.bench.machine import finished, line_of, machine, milliseconds, speeds
+from jax_grpo.bench.machine import finished, line_of, machine, milliseconds, selected, speeds
 from jax_grpo.bench.problems import Problem
-from jax_grpo.bench.records import save, selected
 from jax_grpo.memory.compile import memory_of
 from jax_grpo.memory.programs import Program, Run, run_of
 from jax_grpo.model import flops
 from jax_grpo.report.pictures import saved_figure
+from jax_grpo.system.whole_files import write_record
 
 FACTORS = (0.25, 1, 4)  # of the size that is varied; none gets below 1
 VOCABULARY, PROMPT, GROUP, HEAD_WIDTH = 1024, 16, 4, 32
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for over in selected("--over", arguments.over, Sizes._fields):
         points += varied(over, BASE)
         record["exponents"] = exponents(points)
-        save(arguments.out / "scaling.json", record)
+        write_record(arguments.out / "scaling.json", record)
     for fit in record["exponents"]:
         sizes = f"{fit['sizes'][0]} to {fit['sizes'][-1]}"
         about_fit = f"{fit['found']:.2f} (formula {fit['expected']:.2f})"

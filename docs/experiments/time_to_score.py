@@ -21,16 +21,16 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from jax_grpo.bench import variants
 from jax_grpo.bench.curves import Run, RunFailed, curve, finished, first_reached, summary
-from jax_grpo.bench.machine import machine
+from jax_grpo.bench.machine import machine, same_settings, saved, selected
 from jax_grpo.bench.problems import peer_parts
-from jax_grpo.bench.records import same_settings, saved, selected
 from jax_grpo.bench.runner import QUIET, torch_device
-from jax_grpo.bench.trl_settings import NotTheSame, require_same, trl_settings
+from jax_grpo.bench.trl_settings import NotTheSame, trl_settings
 from jax_grpo.config import Config, ConfigError, load_config, require_all_trained
 from jax_grpo.model.tokenizer import Tokenizer, tokenizer_of
 from jax_grpo.system.markdown import table
@@ -44,9 +44,9 @@ OURS, PEERS = "jax_grpo", ("TRL", POSITIONS := "TRL-positions")
 SCORE = "eval/sampled/reward"
 START_TOLERANCE = 1e-5  # between scores of the same weights
 PACKAGES = ("jax_grpo", "jax", "jaxlib", "flax", "optax", "torch", "transformers", "trl", "accelerate")
-# Of our run beside what the config says: nothing that is no part of training.
+# Of our run beside what the config says: nothing that is no part of training, and no program that was compiled before.
 TRAINING_ALONE = shlex.split(
-    "--logging.tensorboard false --logging.samples_every 0 --checkpoint.every 0 --checkpoint.keep_best 0"
+    "--logging.tensorboard false --logging.samples_every 0 --checkpoint.every 0 --checkpoint.keep_best 0 --compilation_cache null"
 )
 # In the folder that the steps share.
 CONFIG, START, INPUTS, WEIGHTS = "config.json", "start", "inputs.pickle", "weights"
@@ -78,7 +78,6 @@ def prepare(config: Config, folder: Path, peer: str) -> dict[str, Any]:
     from jax_grpo.optimiser import schedule
     from jax_grpo.trainer import Trainer
 
-    require_same(config)
     trainer = Trainer(config.with_micro_batches(1))
     save_hf(folder / START, trainer.policy.architecture, trainer.state.params, trainer.tokenizer)
     prompts = [prompt for iteration in range(config.iterations) for prompt in trainer.prompts.in_order(iteration)[1]]
@@ -262,7 +261,7 @@ def arguments_of(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[s
     try:
         config = load_config(arguments.config, words)
         require_all_trained(config, "this comparison")
-        require_same(config)
+        trl_settings(config)
     except (ConfigError, NotTheSame) as error:
         parser.error(str(error))
     arguments.peers = selected("--peers", arguments.peers, PEERS)
@@ -293,7 +292,9 @@ def main(argv: list[str] | None = None) -> None:
     def make(name: str, seed: str) -> Run:
         of_seed = [*words, "--seed", seed]
         if name == OURS:
-            return variants.train(arguments.config, [*of_seed, *TRAINING_ALONE], score, cold=True)
+            with mock.patch.dict(os.environ):
+                os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+                return variants.train(arguments.config, [*of_seed, *TRAINING_ALONE], score)
         run = trained(name, load_config(arguments.config, of_seed), score)
         require_same_start(record["runs"][OURS][seed], run)
         return run

@@ -8,6 +8,7 @@ where the machine was taken away; `--fresh` begins anew. `--dry-run` runs every 
 machines too: whether all of it completes, before a machine is kept quiet for it, or one is at hand for half an hour.
 """
 
+import argparse
 import importlib
 import os
 import sys
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_grpo.bench import runner
-from jax_grpo.bench.machine import line_of, machine
-from jax_grpo.bench.records import command_parser, save, saved, selected
+from jax_grpo.bench.machine import line_of, machine, saved, selected
 from jax_grpo.bench.runner import HEAD, row
 from jax_grpo.system.markdown import table
 from jax_grpo.system.process import child_record
+from jax_grpo.system.whole_files import write_record
 
 CPU, ACCELERATOR = ("cpu",), ("accelerator",)
 
@@ -121,7 +122,8 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) -> None:
-    parser = command_parser("jax_grpo.bench.all", __doc__)
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m jax_grpo.bench.all", description=about)
     parser.add_argument("--out", required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--only", help=f"comma-separated: {', '.join(entries)}")
@@ -146,11 +148,11 @@ def main(argv: list[str] | None = None, entries: Mapping[str, Entry] = ENTRIES) 
         left_s = 60 * arguments.minutes - (time.monotonic() - started)
         share_s = left_s * suite[name].weight / sum(suite[other].weight for other in waiting[number:])
         reason = run(suite[name], files[name], share_s)
-        save(files[name], saved(files[name]) | ({"error": reason} if reason else {FINISHED: True}))
+        write_record(files[name], saved(files[name]) | ({"error": reason} if reason else {FINISHED: True}))
         print(f"{name}: {reason or 'done'} ({60 * arguments.minutes - left_s:.0f} s gone at its start)\n", flush=True)
     results = {name: record for name, file in files.items() if (record := saved(file))}
     minutes = (time.monotonic() - started) / 60
-    save(folder / "suite.json", {"minutes": minutes, "device": kind, "machine": about})
+    write_record(folder / "suite.json", {"minutes": minutes, "device": kind, "machine": about})
     text = "A dry run on tiny sizes: no figure here means anything.\n\n" if arguments.dry_run else ""
     text += f"`python -m jax_grpo.bench.all`, {minutes:.1f} minutes, {line_of(about)}\n\n"
     text += "\n".join(peers(results)) + "\n" + tables(results) + "\n"

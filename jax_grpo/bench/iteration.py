@@ -23,7 +23,7 @@ from typing import Any
 from jax_grpo.bench import problems
 from jax_grpo.bench.machine import finished
 from jax_grpo.bench.problems import Problem, batch_of
-from jax_grpo.bench.runner import Bench, Prepared, main
+from jax_grpo.bench.runner import AGREEMENT, Bench, Prepared, main
 from jax_grpo.config import Config
 from jax_grpo.config.files import weights_directory
 
@@ -64,7 +64,7 @@ def prompts(config: Config) -> list[tuple[Any, str]]:
 
 
 def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
-    import jax
+    import chex
 
     from jax_grpo.batch import Batch
     from jax_grpo.prompts.dataset import PromptDataset
@@ -88,10 +88,11 @@ def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
         shared = batch_of(problem)
         on_policy = {"old_logp_BS": batch.old_logp_BS, "sampling_logp_BS": batch.sampling_logp_BS}
         shared = dataclasses.replace(shared, mask_BS=shared.mask_BS.astype(batch.mask_BS.dtype), **on_policy)
-        ours, expected = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (shared, batch))
-        assert ours == expected, "prompts of one width, for which the update is compiled"
+        chex.assert_trees_all_equal_shapes_and_dtypes(
+            shared, batch
+        )  # prompts of one width: what the update is compiled for
         trainer.state, results = trainer.update(trainer.state, shared)
-        return {key: float(results[key]) for key in ("loss", "grad_norm")}
+        return {key: float(results[key]) for key in AGREEMENT}
 
     def after() -> dict[str, Any]:
         phases = ("rollout", "reward", "score", "update")
@@ -132,9 +133,8 @@ def _trl(problem: Problem, *, head: str) -> Prepared:
             go.get()
 
     trainer = trl_peer.trainer_of(
-        problem, folder, trl_peer.tokenizer_in(folder), texts, head, callbacks=[OneByOne()], max_steps=1000,
-        save_strategy="no", logging_strategy="no", disable_tqdm=True,
-        learning_rate=config_of(problem).update.learning_rate,
+        problem, folder, texts, head, callbacks=[OneByOne()], max_steps=1000, save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, learning_rate=config_of(problem).update.learning_rate,
     )  # fmt: skip
 
     def train() -> None:

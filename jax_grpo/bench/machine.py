@@ -1,8 +1,9 @@
-"""What a benchmark's numbers were made on: the processor, its cores, and what it was measured to do; and the stopwatch.
+"""What every benchmark's record says: the command, and the machine, its cores and what it was measured to do; and the stopwatch.
 
     python -m jax_grpo.bench.machine
 
 Two machines are compared by their matmul rate and bandwidth sooner than by their names: a virtual machine's name says little.
+Knows nothing of what is measured.
 """
 
 import json
@@ -12,7 +13,8 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jax_grpo.system import devices
@@ -42,9 +44,9 @@ def speeds() -> dict[str, Any]:
     import jax
 
     device = jax.devices()[0]
-    about = {"on": device.platform, "device": device.device_kind}
     rows = 2048 if device.platform == "cpu" else 8192  # a GPU needs more of them to be busy
-    return about | {"peak_flops": matmul_rate(rows), "bandwidth": bandwidth()}
+    rates = {"peak_flops": matmul_rate(rows), "bandwidth": bandwidth()}
+    return {"on": device.platform, "device": device.device_kind, **rates}
 
 
 def matmul_rate(size: int) -> float:
@@ -80,6 +82,36 @@ def line_of(about: dict[str, Any]) -> str:
         rates = f"{1e-9 * about['peak_flops']:.0f} GFLOP/s, {1e-9 * about['bandwidth']:.1f} GB/s"
         facts.append(f"{rates} (float32, measured)")
     return ", ".join([*facts, *(f"{name}={value}" for name, value in about.get("allocator", {}).items())])
+
+
+def selected(option: str, text: str | None, known: Collection[str]) -> list[str]:
+    """The names that an option lists, or all where it is not given. Raises SystemExit: one is unknown; says which there are."""
+    names = text.split(",") if text else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"{option} {unknown[0]!r}: expected some of {', '.join(known)}")
+    return names
+
+
+def new_record(module: str, argv: Sequence[str] | None, **facts: Any) -> dict[str, Any]:
+    """The command as it was typed (`argv`: None in a shell), the facts, and the machine; command and machine are printed."""
+    command = " ".join(["python -m", module, *(sys.argv[1:] if argv is None else argv)])
+    record = {"command": command, **facts, "machine": machine()}
+    print(f"# {command}\n# {line_of(record['machine'])}", flush=True)
+    return record
+
+
+def saved(file: str | Path | None) -> dict[str, Any]:
+    """What an earlier run saved; empty where there is none, or it was ended while it wrote."""
+    try:
+        return json.loads(Path(file).read_text()) if file else {}
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
+def same_settings(earlier: Mapping[str, Any], record: Mapping[str, Any], *names: str) -> bool:
+    """Whether an earlier record, which may be empty, has these settings as this one, and the same processor."""
+    same = all(earlier.get(name) == record[name] for name in names)
+    return same and earlier["machine"].get("processor") == record["machine"]["processor"]
 
 
 def finished(result: Any) -> Any:

@@ -13,7 +13,10 @@ import numpy as np
 
 from jax_grpo.bench.runner import NotHere, torch_device
 from jax_grpo.config import Config, ConfigError, load_config, require_all_trained
-from jax_grpo.config.files import weights_directory
+from jax_grpo.config.files import read_settings, weights_directory
+from jax_grpo.model.architecture import SIZES, Architecture
+from jax_grpo.model.families import read_architecture
+from jax_grpo.model.flops import Work, completions_work
 
 
 class Problem(NamedTuple):
@@ -72,9 +75,7 @@ ADVANTAGE = 0.1  # their mean: a loss that cancelled to nothing could not be com
 def sizes_of(file: str) -> Problem:
     """The sizes of a run's config; time does not depend on the values of weights. Imports JAX.
 
-    Raises:
-        ValueError: it is no file of a config.
-        ConfigError: no such file, no config, or one of another family than GPT-2.
+    Raises ValueError: it is no file of a config; ConfigError: no such file, no config, or one of another family than GPT-2.
     """
     if not file.endswith(".yaml"):
         raise ValueError(f"--problem {file!r}: expected one that --help lists, or a run's config (.yaml)")
@@ -99,11 +100,9 @@ def sizes_of(file: str) -> Problem:
 
 def config_of(problem: Problem, **sections: Mapping[str, Any]) -> Config:
     """Settings shared by all implementations: a config file's own where the problem is of one; keywords replace some by section."""
-    names = ("vocab_size", "num_layers", "num_heads", "hidden_size", "max_position_embeddings")
     named = {"weights": problem.model, "tokenizer": problem.model}
-    model = (named if problem.model else dict(zip(names, problem.sizes, strict=True))) | {
-        "compute_dtype": problem.dtype
-    }
+    model = named if problem.model else dict(zip(SIZES, problem.sizes, strict=True))
+    model |= {"compute_dtype": problem.dtype}
     if problem.config:
         own = load_config(problem.config, []).model_dump()
         own["model"] |= model | {"weights": None}
@@ -180,10 +179,8 @@ def torch_weights(problem: Problem) -> dict[str, Any]:
     return {name: torch.from_numpy(x) for name, x in weights(problem).items()}
 
 
-def work_of(problem: Problem) -> Any:
+def work_of(problem: Problem) -> Work:
     """What a forward pass of the batch has to do: each prompt once, real tokens only."""
-    from jax_grpo.model.flops import completions_work
-
     completions = (problem.prompts, problem.group, problem.completion)
     return completions_work(np.ones((problem.prompts, problem.prompt)), np.ones(completions))
 
@@ -201,36 +198,31 @@ def batch_of(problem: Problem) -> Any:
     )  # fmt: skip
 
 
-def architecture_of(problem: Problem) -> Any:
-    """The `Architecture` of the problem's model."""
-    from jax_grpo.model.architecture import Architecture
-    from jax_grpo.model.weights import read_config
+def architecture_of(problem: Problem) -> Architecture:
+    """Sizes of the problem's model."""
+    if problem.model:
+        return read_architecture(read_settings(weights_directory(problem.model) / "config.json"))
+    return Architecture(*problem.sizes)
 
-    return read_config(weights_directory(problem.model)) if problem.model else Architecture(*problem.sizes)
 
-
-def model_of(problem: Problem, **how: Any) -> tuple[Any, Any]:
-    """The weights in this project's model: its graphdef and parameters; keywords are `Decoder`'s."""
-    import jax.numpy as jnp
+def model_of(problem: Problem, config: Config) -> tuple[Any, Any]:
+    """The weights in this project's model, which is built as the config says: its graphdef and parameters."""
     from flax import nnx
 
-    from jax_grpo.model.decoder import Decoder
     from jax_grpo.model.weights import from_hf, load_hf
+    from jax_grpo.policy.named import build_model
 
-    sizes, dtype = architecture_of(problem), jnp.dtype(problem.dtype)
-    model = nnx.eval_shape(lambda: Decoder(sizes, rngs=nnx.Rngs(0), compute_dtype=dtype, **how))
-    graphdef, _ = nnx.split(model, nnx.Param)
     if problem.model:
-        return graphdef, load_hf(weights_directory(problem.model))[1]
-    return graphdef, from_hf(weights(problem).__getitem__, sizes)
+        sizes, params = load_hf(weights_directory(problem.model))
+    else:
+        sizes = architecture_of(problem)
+        params = from_hf(weights(problem).__getitem__, sizes)
+    model = nnx.eval_shape(lambda: build_model(config.model, sizes, seed=0, vocabulary=None))
+    return nnx.split(model, nnx.Param)[0], params
 
 
 def torch_ref_model(problem: Problem) -> Any:
-    """The weights in `torch_ref`'s GPT-2, on PyTorch's device.
-
-    Raises:
-        NotHere: the problem is of a named model.
-    """
+    """The weights in `torch_ref`'s GPT-2, on PyTorch's device. Raises NotHere: the problem is of a named model."""
     if problem.model:
         raise NotHere(f"{problem.model} is no GPT-2 of random weights")
     from torch_ref.model import GPT2, GPT2Config

@@ -8,8 +8,6 @@ cache, run with the same library and weights (`floor_ms`: of all tokens). On a G
 device's bandwidth are the floor instead.
 """
 
-import dataclasses
-import functools
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -41,17 +39,20 @@ def caps(problem: Problem) -> np.ndarray:
     if not problem.parts:
         return np.full(problem.prompts, problem.completion, np.int32)
     share_N, cap_N = map(np.array, zip(*problem.parts, strict=True))
-    due_NP = (np.arange(problem.prompts) + 0.5) / share_N[
-        :, None
-    ]  # when each task's prompts are due, as `tasks.interleaved`
+    due_NP = (np.arange(problem.prompts) + 0.5) / share_N[:, None]  # of each task's prompts, as `tasks.interleaved`
     return cap_N.astype(np.int32)[np.argsort(due_NP, axis=None, kind="stable")[: problem.prompts] // problem.prompts]
 
 
-def _prepared(problem: Problem, generate: Callable[[int], Any]) -> Prepared:
+def _prepared(
+    problem: Problem, generate: Callable[[int], Any], check: Any = lambda _: {}, after: Any = dict
+) -> Prepared:
     """A variant that generates so many tokens of each row at most."""
+
+    def times() -> dict[str, Any]:
+        return {"first_token_ms": best_ms(lambda: generate(1)), **after()}
+
     tokens = int(caps(problem).sum()) * problem.group
-    after = lambda: {"first_token_ms": best_ms(lambda: generate(1))}  # noqa: E731
-    return Prepared(lambda: generate(problem.completion), {"tokens": tokens}, after=after)
+    return Prepared(lambda: generate(problem.completion), {"tokens": tokens}, check, times)
 
 
 def decode_floor_ms(problem: Problem, params: Any) -> float:
@@ -91,7 +92,7 @@ def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
     from jax_grpo.rollout.generate import make_generate
     from jax_grpo.rollout.sampling import Sampling
 
-    graphdef, params = problems.model_of(problem)
+    graphdef, params = problems.model_of(problem, problems.config_of(problem))
     ids_PT = jnp.asarray(arrays(problem)["prompt"])
     never_SV = np.repeat(np.arange(2, dtype=np.int32)[:, None], problem.vocabulary, axis=1)
     settings = DecodingSettings(
@@ -100,12 +101,11 @@ def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
     zeros_P = np.zeros(problem.prompts, np.int32)
     inputs = (params, ids_PT, jnp.ones_like(ids_PT), zeros_P, zeros_P, 0, jnp.int32(0))
 
-    @functools.cache
-    def program(cap: int) -> Callable[..., Any]:
-        return make_generate(graphdef, settings, group_size=problem.group, max_new_tokens=cap)
+    with_cap = partial(make_generate, graphdef, settings, group_size=problem.group)
+    programs = {cap: with_cap(max_new_tokens=cap) for cap in (1, problem.completion)}
 
     def generate(cap: int) -> Any:
-        return program(cap)(*inputs, np.minimum(caps(problem), cap))
+        return programs[cap](*inputs, np.minimum(caps(problem), cap))
 
     def check(rollout: Any) -> dict[str, Any]:
         lengths = np.asarray(rollout.completion_mask_PGC).sum(-1)
@@ -114,11 +114,9 @@ def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
 
     def after() -> dict[str, Any]:
         floor = decode_floor_ms(problem, params)
-        total = floor * prepared.facts["tokens"] / problem.rows
-        return {**prepared.after(), "decode_floor_ms": floor, "floor_ms": total}
+        return {"decode_floor_ms": floor, "floor_ms": floor * float(caps(problem).mean())}
 
-    prepared = _prepared(problem, generate)
-    return dataclasses.replace(prepared, check=check, after=after)
+    return _prepared(problem, generate, check, after)
 
 
 def _transformers(problem: Problem, *, compiled: str | None = None) -> Prepared:
@@ -150,9 +148,7 @@ def _transformers(problem: Problem, *, compiled: str | None = None) -> Prepared:
 def _vllm(problem: Problem) -> Prepared:
     """vLLM with its prefix cache and CUDA graphs, on token ids.
 
-    Raises:
-        ModuleNotFoundError: it is not installed; its wheels pin a PyTorch of their own.
-        NotHere: there is no GPU.
+    Raises ModuleNotFoundError: it is not installed; its wheels pin a PyTorch of their own. NotHere: there is no GPU.
     """
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 

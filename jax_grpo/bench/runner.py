@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_grpo.bench.machine import LEAST_STEPS, Step, finished, milliseconds
-from jax_grpo.bench.records import command_parser, new_record, same_settings, save, saved, selected
+from jax_grpo.bench.machine import LEAST_STEPS, Step, finished, milliseconds, new_record, same_settings, saved, selected
 from jax_grpo.system import memory
 from jax_grpo.system.markdown import line, table
 from jax_grpo.system.process import child_record
+from jax_grpo.system.whole_files import write_record
 
 # Largest difference between a variant's numbers and the first one's, relative to the larger: the parity contract's, by dtype.
 AGREEMENT = {"loss": 1e-5, "grad_norm": 1e-4}
@@ -32,6 +32,7 @@ ROUNDED = {"loss": 2e-2, "grad_norm": 5e-2}  # where one of the two computes in 
 STEPS_SHARE = 0.4
 # Equal shares of the seconds left that a variant may take: most need less than one, and leave it to the others.
 BORROWED = 2.5
+Record = Mapping[str, Any]  # of a variant: what was measured and what is known of it
 PACKAGE = __name__.partition(".")[0]
 CHILD = "--child"  # first argument of a process that measures one variant; the second says which, as JSON
 # What a child's process has beside this one's environment.
@@ -82,11 +83,10 @@ class Bench:
         return self.read(str(sizes))
 
 
-def agree(ours: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+def agree(ours: Record, first: Record) -> None:
     """Holds a variant's `loss` and `grad_norm`, where its record has them, to those of the first one's record.
 
-    Raises:
-        Disagreement: one is not finite, the first variant has none, or they are too far apart for their `dtype`.
+    Raises Disagreement: one is not finite, the first variant has none, or they are too far apart for their `dtype`.
     """
     exact = all(record.get("dtype", "float32") == "float32" for record in (ours, first))
     for name, tolerance in (AGREEMENT if exact else ROUNDED).items():
@@ -99,16 +99,12 @@ def agree(ours: Mapping[str, Any], first: Mapping[str, Any]) -> None:
             )
 
 
-def measure(
-    prepared: Prepared, steps: int, until: float = math.inf, expected: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def measure(prepared: Prepared, steps: int, until: float = math.inf, expected: Record | None = None) -> dict[str, Any]:
     """Milliseconds of the steps (see `milliseconds`), and the most memory that the process and the device held.
 
     The first step, which compiles, has a peak of its own (`first_step_peak_bytes`); the peak of the record is that of the steps
     after it, before which freed memory is given back. `expected` is the first variant's record; None for the first itself.
-
-    Raises:
-        Disagreement: see `agree`.
+    Raises Disagreement: see `agree`.
     """
     _count_peak_anew()  # reading weights is not the work
     started = time.perf_counter()
@@ -199,7 +195,7 @@ RATES = (
 )
 
 
-def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[object, ...]:
+def row(name: str, record: Record, first: Record) -> tuple[object, ...]:
     """A row below `HEAD`; the ratio is this variant's time over the first one's."""
     if reason := record.get("error") or ("skipped" in record and f"skipped: {record['skipped']}"):
         return (name, reason, *[""] * 5)
@@ -214,7 +210,8 @@ def row(name: str, record: Mapping[str, Any], first: Mapping[str, Any]) -> tuple
 
 
 def _parser(bench: Bench) -> argparse.ArgumentParser:
-    parser = command_parser(bench.module, bench.about)
+    about = (bench.about or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog=f"python -m {bench.module}", description=about)
     option = parser.add_argument
     other = " or --config FILE, or the like" if bench.read else ""
     names = f"one of {', '.join(bench.problems)}{other}"
@@ -262,7 +259,8 @@ def main(bench: Bench, argv: list[str] | None = None) -> None:
         job["expected"] = results[names[0]] if number else None
         results[name] = earlier.get(name) or run_child(bench, job, limit_s)
         print(line(*row(name, results[name], results[names[0]])), flush=True)
-        save(arguments.json, record)
+        if arguments.json:
+            write_record(Path(arguments.json), record)  # after each: the machine may be taken away at any moment
 
 
 def with_figures(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -37,16 +37,14 @@ def arguments_of(problem: Problem, folder: Path, **more: Any) -> GRPOConfig:
     return GRPOConfig(**settings | more)
 
 
-def trainer_of(
-    problem: Problem, folder: Path, tokenizer: Any, prompts: list[str], head: str, callbacks=None, **more: Any
-) -> Any:
-    """TRL's trainer of the model in the folder, with a reward of the text that costs next to nothing.
+def trainer_of(problem: Problem, folder: Path, prompts: list[str], head: str, callbacks=None, **more: Any) -> Any:
+    """TRL's trainer of the model and the tokenizer in the folder, with a reward of the text that costs next to nothing.
 
     Tokens are scored by TRL's `fused` head, by a `plain` one, or by Liger's loss; `more` is for `GRPOConfig`.
     """
     trainer = GRPOTrainer(
-        model=str(folder), args=arguments_of(problem, Path(tempfile.mkdtemp()), **more), processing_class=tokenizer,
-        callbacks=callbacks, train_dataset=dataset(prompts),
+        model=str(folder), args=arguments_of(problem, Path(tempfile.mkdtemp()), **more), callbacks=callbacks,
+        processing_class=tokenizer_in(folder), train_dataset=dataset(prompts),
         reward_funcs=lambda completions, **_: [len(set(text)) / 100 for text in completions],
     )  # fmt: skip
     if head == "plain":
@@ -113,9 +111,7 @@ def _with_liger(trainer: Any) -> None:
     """Puts Liger's fused linear GRPO loss in the place of TRL's head and loss, and on a GPU its layer norms into the model.
 
     So TRL had it until it got a fused head of its own; what `use_liger_kernel` still does there knows no GPT-2.
-
-    Raises:
-        ModuleNotFoundError: Liger or its Triton is not installed.
+    Raises ModuleNotFoundError: Liger or its Triton is not installed.
     """
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # pyright: ignore[reportMissingImports]
 

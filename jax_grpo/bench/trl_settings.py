@@ -9,7 +9,7 @@ from typing import Any
 
 from jax_grpo.bench.problems import peer_parts
 from jax_grpo.config import Config, trl_names
-from jax_grpo.config.loading import settings
+from jax_grpo.config.loading import flat, settings
 
 # What TRL calls our token loss and aggregation.
 LOSS_TYPES = {ours: theirs for theirs, ours in trl_names.LOSS_TYPES.items()}
@@ -65,33 +65,19 @@ def _refusals(config: Config, whole_run: bool) -> Iterator[str]:
         yield f"objective.aggregation bnpo: TRL takes it of each of the {parts} micro-batches; expected another one"
 
 
-def require_same(config: Config, *, whole_run: bool = True) -> None:
-    """Refuses a config that TRL cannot be given, for a whole run or for its loss alone.
-
-    Raises:
-        NotTheSame: lists every setting without a counterpart, its value and what was expected.
-    """
-    if refusals := list(_refusals(config, whole_run)):
-        raise NotTheSame("TRL cannot be given this config: " + "; ".join(refusals))
-
-
 def trl_settings(config: Config, *, whole_run: bool = True) -> dict[str, Any]:
-    """Keywords of `GRPOConfig`.
+    """Keywords of `GRPOConfig`, for a whole run or for its loss alone.
 
     Not among them: the schedule and what ends a completion, which docs/experiments/time_to_score.py gives TRL itself.
 
     Raises:
-        NotTheSame: see `require_same`.
+        NotTheSame: TRL cannot be given this config; lists every setting without a counterpart, its value and what was expected.
     """
-    require_same(config, whole_run=whole_run)
+    if refusals := list(_refusals(config, whole_run)):
+        raise NotTheSame("TRL cannot be given this config: " + "; ".join(refusals))
     parts = peer_parts(config)
-    own = {
-        f"{section}.{key}": value
-        for section in ("rollout", "objective", "kl", "update")
-        for key, value in getattr(config, section)
-        if f"{section}.{key}" not in ONLY
-    }
-    same = {name: own[key] for name, key in trl_names.SAME.items() if key in own}
+    own = flat(config.model_dump(include={"rollout", "objective", "kl", "update"}))
+    same = {name: own[key] for name, key in trl_names.SAME.items() if key in own.keys() - ONLY.keys()}
     for key, (names, _) in trl_names.PAIRS.items():
         same |= zip(names, own.get(key, ()), strict=False)
     return same | {

@@ -18,8 +18,9 @@ from typing import Any
 from jax_grpo.bench import problems
 from jax_grpo.bench.machine import finished
 from jax_grpo.bench.problems import CONFIGS, PROBLEMS, Problem, config_of, peer_parts, sizes_of
-from jax_grpo.bench.runner import Bench, NotHere, Prepared, main, torch_device
+from jax_grpo.bench.runner import AGREEMENT, Bench, NotHere, Prepared, main, torch_device
 from jax_grpo.config.files import weights_directory
+from jax_grpo.model.flops import BACKWARD, forward
 
 CHUNKED = {"implementation": "chunked"}
 SMOLLM2 = Problem(30, 9, 576, 49152, 4, 4, 256, 512, positions=8192, model="smollm2-135m-instruct", micro_batches=4)
@@ -30,16 +31,9 @@ PRECISIONS = {"float32": ("float32", "highest"), "tf32": ("float32", "default"),
 
 def _prepared(problem: Problem, step: Callable[[], Mapping[str, Any]], **facts: Any) -> Prepared:
     """A variant whose step updates the weights and returns metrics, `loss` and `grad_norm` among them."""
-
-    def check(metrics: Mapping[str, Any]) -> dict[str, float]:
-        return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
-
-    def after() -> dict[str, float]:
-        from jax_grpo.model.flops import BACKWARD, forward
-
-        return {"flops": (1 + BACKWARD) * forward(problems.architecture_of(problem), problems.work_of(problem))}
-
-    return Prepared(step, {"dtype": problem.dtype} | facts, check, after)
+    work = (1 + BACKWARD) * forward(problems.architecture_of(problem), problems.work_of(problem))
+    facts = {"dtype": problem.dtype, "flops": work} | facts
+    return Prepared(step, facts, lambda metrics: {name: float(metrics[name]) for name in AGREEMENT})
 
 
 def jax_parts(problem: Problem, **sections: Mapping[str, Any]):
@@ -50,8 +44,7 @@ def jax_parts(problem: Problem, **sections: Mapping[str, Any]):
             f"{problem.config}: update.minibatches {config.update.minibatches}; this benchmark is one step on a whole "
             "rollout, of configs with update.minibatches: 1"
         )
-    how = {"remat": config.model.recomputed, "attention": config.model.attention}
-    return *problems.model_of(problem, **how), problems.batch_of(problem), config
+    return *problems.model_of(problem, config), problems.batch_of(problem), config
 
 
 def _jax(problem: Problem, *, matmuls: str | None = None, **sections: Mapping[str, Any]) -> Prepared:
@@ -82,8 +75,7 @@ def _jax(problem: Problem, *, matmuls: str | None = None, **sections: Mapping[st
 def _torch_ref(problem: Problem, *, compiled: bool, flash: bool = False) -> Prepared:
     """With `flash`, float32 matmuls are in TF32 and attention is the flash kernel alone, which no padding is in the way of here.
 
-    Raises:
-        NotHere: a GPU's flash kernels take no float32.
+    Raises NotHere: a GPU's flash kernels take no float32.
     """
     import torch
 
@@ -98,14 +90,13 @@ def _torch_ref(problem: Problem, *, compiled: bool, flash: bool = False) -> Prep
     model.unpadded = flash
     if compiled:
         model.compile()
-    config = config_of(problem)
+    config, data = config_of(problem), problems.torch_arrays(problem)
     parts = max(peer_parts(config), config.update.parts)
-    config, data = config_of(problem, update={"micro_batches": parts}), problems.torch_arrays(problem)
     ids_BT = torch.cat([data["prompt"], data["completion"]], 1)
     of_completions = (torch.ones_like(data["old_logp"]), data["old_logp"], data["ref_logp"])
     mask_BT, *logps_BT = (torch.nn.functional.pad(x_BC, (problem.prompt, 0)) for x_BC in of_completions)
     batch = Batch(ids_BT, torch.ones_like(ids_BT), mask_BT, data["advantages"], *logps_BT)
-    learning = config.learning()
+    learning = config.with_micro_batches(parts).learning()
     state = start(model, learning, "fused")
 
     def step() -> Mapping[str, Any]:
@@ -124,15 +115,11 @@ def _trl(problem: Problem, *, head: str) -> Prepared:
 
     if problem.model:
         folder = weights_directory(problem.model)
-        tokenizer = trl_peer.tokenizer_in(folder)
     else:
-        folder = Path(tempfile.mkdtemp())
+        folder, words = Path(tempfile.mkdtemp()), Tokenizer(models.WordLevel({"word": 0, "end": 1}, unk_token="word"))
         problems.transformers_model(problem, bos_token_id=1, eos_token_id=1).save_pretrained(folder)
-        words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w0"))
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=words, eos_token="w1", pad_token="w2", unk_token="w0", padding_side="left"
-        )
-    trainer = trl_peer.trainer_of(problem, folder, tokenizer, ["w3"] * problem.rows, head)
+        PreTrainedTokenizerFast(tokenizer_object=words, eos_token="end").save_pretrained(folder)
+    trainer = trl_peer.trainer_of(problem, folder, ["word"] * problem.rows, head)
     micro_batches = trl_peer.inputs_of(problem, off_policy=True)
     trainer.model.train()
     optimiser = build_optimiser(trainer.model, config_of(problem).update, "fused")

@@ -21,12 +21,12 @@ from typing import Any
 import yaml
 
 from jax_grpo.bench.curves import Run, RunFailed, arrivals, draw, failures, finished, summary
-from jax_grpo.bench.machine import line_of
-from jax_grpo.bench.records import command_parser, new_record, save, saved
+from jax_grpo.bench.machine import line_of, new_record, saved
 from jax_grpo.bench.runner import QUIET
 from jax_grpo.config import ConfigError, check_files, load_config
 from jax_grpo.report.records import read_records
 from jax_grpo.system.process import failure
+from jax_grpo.system.whole_files import write_record
 
 MODULE = "jax_grpo.bench.variants"
 ENTROPY, SECONDS = "entropy", "time/iteration"
@@ -40,11 +40,7 @@ def parse_variant(text: str) -> Variant:
 
 
 def read_variants(file: Path) -> list[Variant]:
-    """A YAML mapping from names to settings as on a command line.
-
-    Raises:
-        ValueError: it is not one; the message names the file.
-    """
+    """A YAML mapping from names to settings as on a command line. Raises ValueError: it is not one; names the file."""
     try:
         rows = yaml.safe_load(file.read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -56,21 +52,16 @@ def read_variants(file: Path) -> list[Variant]:
     return [(name, shlex.split(settings)) for name, settings in rows.items()]
 
 
-def train(config: str, words: Sequence[str], metric: str, *, cold: bool = False) -> Run:
-    """`measured` of a run of `jax_grpo.train` in a folder that is thrown away; `cold`: no program was compiled before.
+def train(config: str, words: Sequence[str], metric: str) -> Run:
+    """`measured` of a run of `jax_grpo.train` in a folder that is thrown away.
 
-    Raises:
-        RunFailed: it ended with an error, or has no such metric.
+    Raises RunFailed: it ended with an error, or has no such metric.
     """
     with tempfile.TemporaryDirectory(prefix="run-") as folder:
         run = ["--config", config, *words, "--run_dir", f"{folder}/run", "--logging.progress", "false"]
-        command, environment = [sys.executable, "-m", "jax_grpo.train", *run], os.environ | QUIET
-        if cold:
-            environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-            command += ["--compilation_cache", "null"]
-        child = subprocess.run(
-            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
-        )
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-m", "jax_grpo.train", *run]
+        child = subprocess.run(command, **pipes, check=False, env=os.environ | QUIET)
         if child.returncode:
             raise RunFailed(failure(child.stderr, child.returncode))
         return measured(read_records(Path(folder) / "run" / "metrics.jsonl"), metric)
@@ -79,10 +70,8 @@ def train(config: str, words: Sequence[str], metric: str, *, cold: bool = False)
 def measured(records: Sequence[Mapping[str, Any]], metric: str) -> Run:
     """A run's `points` [iteration, metric] and the seconds of training before each (`clock`), of which evaluations are no part.
 
-    Also its `seconds` of training in all, its last `entropy` in nats, and the `scores` of each evaluation.
-
-    Raises:
-        RunFailed: no record has the metric.
+    Also its `seconds` of training in all, its last `entropy` in nats, and the `scores` of each evaluation. Raises RunFailed: no
+    record has the metric.
     """
     clocks = list(itertools.accumulate(record.get(SECONDS, 0.0) for record in records))
     timed = [(record, clock) for record, clock in zip(records, clocks, strict=True) if record.get(metric) is not None]
@@ -117,7 +106,7 @@ def make_runs(record: Mapping[str, Any], file: Path, seeds: Sequence[str], make:
                 runs[seed] = make(name, seed)
             except RunFailed as error:
                 runs[seed] = {"error": str(error)}
-            save(file, record)
+            write_record(file, record)
         run = runs[seed]
         print(f"seed {seed}, {name}: {run.get('error') or format(run['points'][-1][1], '.4f')}", flush=True)
 
@@ -125,8 +114,7 @@ def make_runs(record: Mapping[str, Any], file: Path, seeds: Sequence[str], make:
 def conclude(record: Mapping[str, Any], file: Path, table: str) -> None:
     """Draws the record, prints the table, and writes it as Markdown below the command and the machine.
 
-    Raises:
-        SystemExit: a run failed.
+    Raises SystemExit: a run failed.
     """
     draw(record, file.with_suffix(".png"))
     file.with_suffix(".md").write_text(f"`{record['command']}`\n\n{line_of(record['machine'])}\n\n{table}\n")
@@ -137,7 +125,7 @@ def conclude(record: Mapping[str, Any], file: Path, table: str) -> None:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Every variant's settings are checked before anything is started."""
-    parser = command_parser(MODULE, __doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=(__doc__ or "").splitlines()[0])
     option = parser.add_argument
     option("--config", required=True, metavar="FILE", help="what all variants share")
     option("--variant", action="append", default=[], metavar="'NAME: --section.key value'", help="once for each")
@@ -177,8 +165,8 @@ def main(argv: list[str] | None = None) -> None:
     record = new_record(MODULE, argv, **facts, last=arguments.last, variants=variants)
     earlier = saved(file)
     before = earlier["variants"] if all(earlier.get(name) == value for name, value in facts.items()) else {}
-    runs = {name: finished(earlier, name) if before.get(name) == words else {} for name, words in variants.items()}
-    record["runs"] = runs
+    kept = {name for name, words in variants.items() if before.get(name) == words}
+    record["runs"] = {name: finished(earlier, name) if name in kept else {} for name in variants}
 
     def make(name: str, seed: str) -> Run:
         return train(config, [*variants[name], "--seed", seed], arguments.metric)
