@@ -61,9 +61,7 @@ ENTRIES: dict[str, Entry] = {
         "attention_1024": ("attention --problem 1024", 30, ACCELERATOR),
         "optimiser": ("optimiser --steps 10 --variants optax,torch-fused", 8, CPU),
         "optimiser_124m": ("optimiser --problem 124m", 20, ACCELERATOR),
-        "precision_124m": (
-            "update --problem 124m-64x192-bf16 --variants jax_grpo,float32,tf32", 40, ACCELERATOR
-        ),
+        "precision_124m": ("update --problem 124m-64x192-bf16 --variants jax_grpo,float32,tf32", 40, ACCELERATOR),
         "remat_124m": (
             "update --problem 124m-64x192-bf16 --variants jax_grpo,remat-matmuls,remat-full,remat-full-chunked-head",
             40, ACCELERATOR,

@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from jax_grpo.report.pictures import saved_figure
 from jax_grpo.system.markdown import table
@@ -70,8 +71,6 @@ def scores(record: Mapping[str, Any], name: str) -> list[float]:
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """95 % interval of the mean over seeds, by Student's t; NaN with fewer than two."""
-    from scipy import stats
-
     if len(values) < 2:
         return math.nan, math.nan
     half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
@@ -80,8 +79,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def beyond(values: Sequence[float], first: Sequence[float]) -> str:
     """Difference of the means from the first variant's with its 95 % interval, by Welch's t."""
-    from scipy import stats
-
     difference = f"{mean(values) - mean(first):+.3f}"
     if min(len(values), len(first)) < 2 or len({*values}) == len({*first}) == 1:
         return difference

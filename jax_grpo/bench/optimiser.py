@@ -8,12 +8,11 @@ import jax.numpy as jnp
 
 from jax_grpo.bench.problems import CONFIGS, PROBLEMS, Problem, config_of, sizes_of, torch_weights, weights
 from jax_grpo.bench.runner import Bench, Prepared, main, torch_device
+from jax_grpo.optimiser import adamw, apply_adamw, offloaded
+from jax_grpo.system.compilation import training_options
 
 
 def _ours(problem: Problem, **update: Any) -> Prepared:
-    from jax_grpo.optimiser import adamw, apply_adamw, offloaded
-    from jax_grpo.system.compilation import training_options
-
     config = config_of(problem, update=update).update
     params = jax.tree.map(jnp.asarray, weights(problem))
     grads = jax.tree.map(lambda x: 1e-3 * jnp.ones_like(x), params)
