@@ -88,9 +88,8 @@ def _jax(problem: Problem, **sections: Mapping[str, Any]) -> Prepared:
         shared = batch_of(problem)
         on_policy = {"old_logp_BS": batch.old_logp_BS, "sampling_logp_BS": batch.sampling_logp_BS}
         shared = dataclasses.replace(shared, mask_BS=shared.mask_BS.astype(batch.mask_BS.dtype), **on_policy)
-        chex.assert_trees_all_equal_shapes_and_dtypes(
-            shared, batch
-        )  # prompts of one width: what the update is compiled for
+        # Prompts of one width, for which the update is compiled.
+        chex.assert_trees_all_equal_shapes_and_dtypes(shared, batch)
         trainer.state, results = trainer.update(trainer.state, shared)
         return {key: float(results[key]) for key in AGREEMENT}
 

@@ -43,9 +43,7 @@ def caps(problem: Problem) -> np.ndarray:
     return cap_N.astype(np.int32)[np.argsort(due_NP, axis=None, kind="stable")[: problem.prompts] // problem.prompts]
 
 
-def _prepared(
-    problem: Problem, generate: Callable[[int], Any], check: Any = lambda _: {}, after: Any = dict
-) -> Prepared:
+def _prepared(problem: Problem, generate: Callable[[int], Any], check=lambda _: {}, after: Any = dict) -> Prepared:
     """A variant that generates so many tokens of each row at most."""
 
     def times() -> dict[str, Any]:
@@ -100,7 +98,6 @@ def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
     )  # fmt: skip
     zeros_P = np.zeros(problem.prompts, np.int32)
     inputs = (params, ids_PT, jnp.ones_like(ids_PT), zeros_P, zeros_P, 0, jnp.int32(0))
-
     with_cap = partial(make_generate, graphdef, settings, group_size=problem.group)
     programs = {cap: with_cap(max_new_tokens=cap) for cap in (1, problem.completion)}
 
