@@ -46,7 +46,8 @@ def recipe(
         return None
     start = "A: rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1+e2e4+e2e4+"
     code = answers(start, "", 128, folder) if kinds == ["environment"] else _plays(kinds[0], cap, folder)
-    return {"code": code, "prompts": _listed(kinds), "tags": "chess, "}
+    listed = "".join(f"- {TAUGHT[kind]}\n" for kind in kinds)
+    return {"code": code, "prompts": f"Prompts:\n\n{listed}\nMoves may be illegal: check them.", "tags": "chess, "}
 
 
 def _taught(source: Path, run: Mapping[str, Any], shown: Sequence[str], tokenizer: Tokenizer) -> set[str]:
@@ -64,7 +65,6 @@ def _taught(source: Path, run: Mapping[str, Any], shown: Sequence[str], tokenize
 
 
 def _plays(kind: str, cap: int, folder: str) -> str:
-    """Code that plays both colours."""
     whole, position, turned, seen = kind == "full", "board", "found[1]", ""
     if kind == OWN_SIDE:
         position = "seen"
@@ -79,7 +79,3 @@ def _plays(kind: str, cap: int, folder: str) -> str:
         before="B:" if whole else "",
         move=turned,
     )
-
-
-def _listed(kinds: Sequence[str]) -> str:
-    return "Prompts:\n\n" + "".join(f"- {TAUGHT[kind]}\n" for kind in kinds) + "\nMoves may be illegal: check them."

@@ -54,10 +54,6 @@ def legal_moves_row(board: chess.Board, rng: random.Random) -> Row:
     return Row(policy_prompt(board.fen(), rng.choice(["M:", "B:"])), "".join(f" {move}" for move in moves))
 
 
-def best_move_row(position: Position) -> Row:
-    return Row(policy_prompt(position.fen, "B:"), f" {position.moves[0]}")
-
-
 def policy_row(position: Position, rng: random.Random) -> Row:
     """A RookWorld policy row with four spaces between fields; moves in random order, evaluations aligned with them."""
     order = rng.sample(range(len(position.moves)), len(position.moves))
@@ -80,9 +76,13 @@ def makers(rng: random.Random) -> dict[str, Callable[[], Row]]:
     def board() -> chess.Board:
         return next(itertools.islice(boards, rng.randint(0, 4), None))  # neighbours differ by one move: skip some
 
+    def best_move() -> Row:
+        position = rng.choice(positions)
+        return Row(policy_prompt(position.fen, "B:"), f" {position.moves[0]}")
+
     return {
         "legal_moves": lambda: legal_moves_row(board(), rng),
-        "best_move": lambda: best_move_row(rng.choice(positions)),
+        "best_move": best_move,
         "policy": lambda: policy_row(rng.choice(positions), rng),
         "environment": lambda: environment_row(board(), rng),
     }

@@ -16,11 +16,10 @@ def find_style(weights: str) -> str:
     """
     folder = weights_directory(weights)
     if is_checkpoint(folder):
-        tasks = tasks_of(read_manifest(folder).get("config", {}).get("task", {}))
-        style = OWN_SIDE if OWN_SIDE in [style for _, style in tasks] else None
+        styles = [style for _, style in tasks_of(read_manifest(folder).get("config", {}).get("task", {}))]
     else:
-        style = read_settings(folder / (ADAPTER_CONFIG if is_adapter(folder) else "config.json")).get(PROMPT_STYLE)
-    return OWN_SIDE if style == OWN_SIDE else "best_move"
+        styles = [read_settings(folder / (ADAPTER_CONFIG if is_adapter(folder) else "config.json")).get(PROMPT_STYLE)]
+    return OWN_SIDE if OWN_SIDE in styles else "best_move"
 
 
 def tasks_of(section: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -65,27 +65,21 @@ def _make(
         if record["finished"]:
             print(f"{args.out} is finished: {record['rows']}")
             return
-        counts: dict[str, Any] = {"rows": _write(args, source, split_of, wanted)}
+        counts: dict[str, Any] = {}
+        with progress_bar() as bar:
+            task = bar.add_task("rows", total=None if None in wanted.values() else sum(filter(None, wanted.values())))
+            already = None
+            for progress in write_shards(args.out, source, split_of, wanted, args.shard_rows):
+                counts["rows"], done = dict(progress.rows), sum(progress.rows.values())
+                already = done if already is None else already
+                rate = (done - already) / max(time.time() - started, 1e-9)
+                said = f"rows, {rate:.0f} a second, {progress.duplicates} duplicates"
+                bar.update(task, completed=done, description=said)
         if "kind" in source.schema.names:
             kinds = (pq.read_table(path, columns=["kind"])["kind"].to_pylist() for path in args.out.glob("*.parquet"))
             counts["kinds"] = dict(sorted(Counter(itertools.chain.from_iterable(kinds)).items()))
         write_record(args.out / PROVENANCE, {**record, "finished": True, **counts})
     print(f"{args.out}: {json.dumps(counts)}; {time.time() - started:.0f} s of this start")
-
-
-def _write(
-    args: argparse.Namespace, source: Source, split_of: Split, wanted: Mapping[str, int | None]
-) -> dict[str, int]:
-    """Rows by split, once they are written."""
-    started, already, rows = time.time(), None, {}
-    with progress_bar() as bar:
-        task = bar.add_task("rows", total=None if None in wanted.values() else sum(filter(None, wanted.values())))
-        for progress in write_shards(args.out, source, split_of, wanted, args.shard_rows):
-            rows, done = dict(progress.rows), sum(progress.rows.values())
-            already = done if already is None else already
-            rate = (done - already) / max(time.time() - started, 1e-9)
-            bar.update(task, completed=done, description=f"rows, {rate:.0f} a second, {progress.duplicates} duplicates")
-    return rows
 
 
 def _split_of(key: str, row: Mapping[str, Any], heldout: int, count: int) -> str:

@@ -8,6 +8,7 @@ Each game is a pure function of (seed, game number), so the result does not depe
 of prompts, models or files.
 """
 
+import bisect
 import functools
 import itertools
 import math
@@ -86,12 +87,8 @@ class TableOptions(NamedTuple):
 
 def split_of_game(game: int, options: TableOptions) -> str:
     """The split that all positions of a game are in."""
-    share = digest(f"{options.seed}/{game}") % sum(options.splits.values())
-    for split, wanted in options.splits.items():
-        if share < wanted:
-            return split
-        share -= wanted
-    raise AssertionError("shares add up")
+    bounds = list(itertools.accumulate(options.splits.values()))
+    return list(options.splits)[bisect.bisect(bounds, digest(f"{options.seed}/{game}") % bounds[-1])]
 
 
 def tabled_game(game: int, engine: chess.engine.SimpleEngine, options: TableOptions) -> list[dict]:

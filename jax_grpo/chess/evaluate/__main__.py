@@ -120,13 +120,10 @@ def save(report: dict, results: Results, data: Data, folder: Path) -> list[Path]
     name = report["model"]["name"]
     texts = {tables.REPORT: json.dumps(report, indent=1) + "\n", "evaluation.md": tables.evaluation_page(report)}
     if results.games:
-        named = {key.replace("_", " ").replace("/", ", "): games for key, games in results.games.items()}
-        texts["selfplay.pgn"] = pgn(named, name)
+        texts["selfplay.pgn"] = pgn(results.games, name)
     if results.endgames:
-        named = {
-            key.replace("/", ", "): games for key, games in results.endgames.items() if key.partition("/")[2] in MODES
-        }
-        texts["endgame.pgn"] = endgame.pgn(named, name)
+        own = {key: games for key, games in results.endgames.items() if key.partition("/")[2] in MODES}
+        texts["endgame.pgn"] = endgame.pgn(own, name)
     return _write(texts, folder) + save_pictures(results, data, name, folder)
 
 

@@ -13,20 +13,12 @@ import chess
 
 from jax_grpo.chess import games
 from jax_grpo.chess.games import ILLEGAL, LENGTH, Game, Player
-from jax_grpo.chess.positions.endings import (
-    LONGEST,
-    NEVER,
-    PIECES,
-    ending,
-    men_of,
-    spread_sample,
-    squares_of,
-    won_position,
-)
+from jax_grpo.chess.positions import endings
+from jax_grpo.chess.positions.endings import LONGEST, men_of, squares_of, won_position
 from jax_grpo.evaluate.statistics import Estimate, summarise
 from jax_grpo.rollout.texts import Tick
 
-ENDINGS = tuple(PIECES)
+ENDINGS = tuple(endings.PIECES)
 ENDS = {  # by `Game.ended`: name in evaluation.json, and words
     "checkmate": ("mated", "checkmate"),
     ILLEGAL: ("illegal", "the model's move is not legal, or not a move"),
@@ -41,7 +33,7 @@ def starts(men: str, count: int, seed: int) -> list[Game]:
 
     There are as many of each distance to mate as there can be.
     """
-    squares = spread_sample(men, "test", count, seed)
+    squares = endings.spread_sample(men, "test", count, seed)
     boards = [chess.Board(won_position(men, *each).fen) for each in squares]
     return [Game(board, number, board.turn) for number, board in enumerate(boards)]
 
@@ -54,7 +46,7 @@ def end_of(game: Game) -> str:
 def mate_in(game: Game) -> int:
     """Moves to the shortest mate from the game's first position."""
     board = game.board.root()
-    return int(ending(men_of(board)).mates_in_KPW[squares_of(board, board.turn)])
+    return int(endings.ending(men_of(board)).mates_in_KPW[squares_of(board, board.turn)])
 
 
 def perfect(played: Sequence[Game]) -> list[str]:
@@ -66,18 +58,17 @@ def perfect(played: Sequence[Game]) -> list[str]:
 def play(begun: Sequence[Game], attack: Player, seed: int, tick: Tick) -> None:
     """Plays all games to their ends, side by side, in place; each tick is one more move of each side."""
     defence = games.seeded(best_defence, lambda game: f"defence/{seed}/{game.number}/{game.turn}")
-    after = lambda moved: tick(moved[0].turn)  # noqa: E731
-    games.play(begun, attack, defence, draws=None, most=2 * LONGEST, after=after)
+    games.play(begun, attack, defence, draws=None, most=2 * LONGEST, after=lambda moved: tick(moved[0].turn))
 
 
 def best_defence(board: chess.Board, rng: random.Random) -> str:
     """The weak side's move that takes the piece, else one of those after which the mate is furthest."""
-    table, resistance = ending(men_of(board)), {}
+    table, resistance = endings.ending(men_of(board)), {}
     king, piece, _ = squares_of(board, not board.turn)
     for move in sorted(board.legal_moves, key=chess.Move.uci):
         mates_in = int(table.mates_in_KPW[king, piece, move.to_square])
-        assert (mates_in == NEVER) == (move.to_square == piece), "only taking the piece saves the weak side"
-        resistance[move.uci()] = LONGEST + 1 if mates_in == NEVER else mates_in
+        assert (mates_in == endings.NEVER) == (move.to_square == piece), "only taking the piece saves the weak side"
+        resistance[move.uci()] = LONGEST + 1 if mates_in == endings.NEVER else mates_in
     longest = max(resistance.values())
     return rng.choice([move for move, moves in resistance.items() if moves == longest])
 
@@ -103,12 +94,12 @@ def estimates(played: Sequence[Game]) -> dict[str, Estimate]:
 
 
 def pgn(games_of: Mapping[str, Sequence[Game]], name: str) -> str:
-    """Of each set (such as `KRK, greedy`) the first game of those with the longest way to mate; every evaluation's is the same."""
+    """Of each set (such as `KRK/greedy`) the first game of those with the longest way to mate; every evaluation's is the same."""
     texts = []
-    for event, played in games_of.items():
+    for key, played in games_of.items():
         game = max(played, key=mate_in)
         _, why = ENDS[game.ended or LENGTH]
-        headers = {"Event": f"{event}, mate in {mate_in(game)}", "Site": "jax_grpo", "Date": "????.??.??"}
+        headers = {"Event": f"{key.replace('/', ', ')}, mate in {mate_in(game)}", "Site": "jax_grpo"}
         comment = "".join(f"{why}: {' '.join(text.split())!r}" for text in game.illegal.values())
         sides = (name, "perfect defender")
         texts.append(str(games.to_pgn(game, sides, headers | {"Termination": why}, comment)))

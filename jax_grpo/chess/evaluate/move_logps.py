@@ -57,9 +57,7 @@ def move_logps(
     """Log-probability, in nats at temperature 1, of writing each legal move where a style asks for one, by UCI and position.
 
     A position's are the same in any order of the positions: batches are cut by length and text.
-
-    Raises:
-        PromptTooLong: a prompt and a move do not fit the model's positions.
+    Raises PromptTooLong: a prompt and a move do not fit the model's positions.
     """
     fens = [position.fen for position in positions]
     texts = [move_prompt(style, fen).text for fen in fens]

@@ -27,22 +27,18 @@ SERIES = {  # how a mode and a side are drawn, by mode/group
 
 def save_pictures(results: Results, data: Data, name: str, folder: Path) -> list[Path]:
     """Writes those pictures that the suites which ran give something to draw for."""
-    files = []
-    if results.estimates:
-        files.append(folder / "rates.png")
-        rates(results.estimates, files[-1])
-    if f"{PLAYED}/greedy/all/loss" in results.estimates:
-        files.append(folder / "strength.png")
-        losses(results.estimates, name, files[-1])
-    if results.games:
-        files += [folder / "selfplay.png", folder / "game.png"]
-        lengths(results.games, files[-2])
-        longest_game(results.games, name, files[-1])
     moves = [(p, results.moves[p.fen]) for p in data.positions if p.moves and p.fen in results.moves]
-    if moves:
-        files.append(folder / "boards.png")
-        save_boards(moves, files[-1])
-    return files
+    drawn = [  # (name, something to draw, how)
+        ("rates.png", results.estimates, lambda path: rates(results.estimates, path)),
+        ("strength.png", PLAYED in by_section(results.estimates), lambda path: losses(results.estimates, name, path)),
+        ("selfplay.png", results.games, lambda path: lengths(results.games, path)),
+        ("game.png", results.games, lambda path: longest_game(results.games, name, path)),
+        ("boards.png", moves, lambda path: save_boards(moves, path)),
+    ]
+    files = {folder / file: draw for file, there, draw in drawn if there}
+    for path, draw in files.items():
+        draw(path)
+    return list(files)
 
 
 def _finish(axis: Any, title: str) -> None:

@@ -44,7 +44,6 @@ def model_player(task: PolicyTask, complete: Complete) -> Player:
 
 
 def random_legal(seed: int) -> Player:
-    """Plays any legal move."""
     return seeded(random_move, lambda game: f"legal/{seed}/{game.number}/{game.turn}")
 
 

@@ -51,15 +51,15 @@ def read_mates(path: Path = PACKAGED_MATES) -> list[Mate]:
     """
     if not path.is_file():
         raise EvaluationError(f"--mates {path}: no such file; expected .jsonl lines or BIG-bench's task.json")
-    suite = []
-    for where, board, uci in (_mates_jsonl if path.suffix.lower() == ".jsonl" else _bigbench)(path):
+    ours, suite = path.suffix.lower() == ".jsonl", []
+    for where, (board, uci) in _own_mates(path) if ours else _bigbench(path):
         if uci not in legal_uci(board):
             raise EvaluationError(
                 f"{where}: {uci!r} is not a legal move in {board.fen()!r}; expected UCI such as 'h5f7'"
             )
         if uci not in (mates := mating_moves(board)):
             raise EvaluationError(f"{where}: {uci} does not give checkmate in {board.fen()!r}")
-        if len(mates) > 1 and path.suffix.lower() == ".jsonl":
+        if len(mates) > 1 and ours:
             raise EvaluationError(f"{where}: {uci} is not the one mate in {board.fen()!r}; found {', '.join(mates)}")
         suite.append(Mate(Position.of_board(board), uci))
     if not suite:
@@ -95,13 +95,11 @@ def _expecting(expected: str, where: str) -> Iterator[None]:
         raise EvaluationError(f"{where} ({type(error).__name__}: {error}); expected {expected}") from error
 
 
-def _mates_jsonl(path: Path) -> Iterator[tuple[str, chess.Board, str]]:
-    """Where a row stands, its position and its move."""
-    rows = _json_rows(path, "an object with 'fen' and 'mate'", lambda row: (chess.Board(row["fen"]), str(row["mate"])))
-    return ((where, *row) for where, row in rows)
+def _own_mates(path: Path) -> Iterator[tuple[str, tuple[chess.Board, str]]]:
+    return _json_rows(path, "an object with 'fen' and 'mate'", lambda row: (chess.Board(row["fen"]), str(row["mate"])))
 
 
-def _bigbench(path: Path) -> Iterator[tuple[str, chess.Board, str]]:
+def _bigbench(path: Path) -> Iterator[tuple[str, tuple[chess.Board, str]]]:
     """`input`: the game so far in SAN; `target_scores`: score by move in SAN, the highest is the mate."""
     with _expecting("an object with 'examples'", f"{path}: not BIG-bench's task.json"):
         examples = parsed_json(path.read_text(encoding="utf-8"))["examples"]
@@ -115,7 +113,7 @@ def _bigbench(path: Path) -> Iterator[tuple[str, chess.Board, str]]:
             board.push(move)
         with _expecting(f"a move in {board.fen()!r}", f"{where}: target {target!r}"):
             uci = board.parse_san(target).uci()
-        yield where, board, uci
+        yield where, (board, uci)
 
 
 class Puzzle(NamedTuple):
@@ -237,16 +235,16 @@ def puzzle_rows(outcomes: Sequence[dict[str, int]], count: int) -> list[dict[str
     """
     if count == 1:
         return [{name: bool(times) for name, times in outcome.items()} for outcome in outcomes]
-    shares = [{name: times / count for name, times in outcome.items()} for outcome in outcomes]
-    return [
-        {"pass_1": each["solved"], f"pass_{count}": each["solved"] > 0, "first": each["first"], "legal": each["legal"]}
-        for each in shares
-    ]
+    rows = []
+    for outcome in outcomes:
+        shares = {name: times / count for name, times in outcome.items()}
+        rows.append({"pass_1": (solved := shares.pop("solved")), f"pass_{count}": solved > 0, **shares})
+    return rows
 
 
 def groups(puzzles: Sequence[Puzzle]) -> dict[str, list[bool]]:
     """Which puzzles are in each group: the side to solve, and the bands of rating that have one."""
-    out = by_side(puzzle.fen for puzzle in puzzles)
+    out = by_side(puzzles)
     edges = (0, *BANDS, 10_000)
     for low, high in itertools.pairwise(edges):
         inside = [puzzle.rating is not None and low <= puzzle.rating < high for puzzle in puzzles]

@@ -156,15 +156,16 @@ def _attempts(game: SelfPlay, color: chess.Color) -> list[bool]:
 
 
 def pgn(games_of: Mapping[str, Sequence[SelfPlay]], name: str) -> str:
-    """The games of each set (such as `python chess, greedy`), one PGN after another; each says how it ended.
+    """The games of each set (such as `python_chess/greedy`), one PGN after another; each says how it ended.
 
     The model of that name is on both sides. Without a clock and date, the same weights and seed give the same file.
     """
     texts = []
-    for event, played in games_of.items():
+    for key, played in games_of.items():
+        event = f"Self-play, {key.replace('_', ' ').replace('/', ', ')}"
         for number, game in enumerate(played, 1):
-            why, headers = ENDS[game.end], {"Site": "jax_grpo", "Date": "????.??.??", "Round": str(number)}
-            headers |= {"Event": f"Self-play, {event}", "Termination": why}
+            why = ENDS[game.end]
+            headers = {"Event": event, "Site": "jax_grpo", "Round": str(number), "Termination": why}
             text = f"{why}: {' '.join(game.last_text.split())!r}"
             by_model = game.end not in ("checkmate", "draw", "length")
             out = games.to_pgn(game, (name, name), headers, text if by_model else "")

@@ -54,9 +54,7 @@ def judged(position: Position, answers: Sequence[str]) -> dict[str, float | None
 
     `loss`, win probability given away; `legal`; `loss_legal`, of the legal answers, None without one; `within`, legal and within
     `GOOD` of the best move; `best`, legal and no move is better; `accuracy`; `blunder`, the share that loses `BLUNDER` or more.
-
-    Raises:
-        NotATable: the position lacks a legal move's value.
+    Raises NotATable: the position lacks a legal move's value.
     """
     table = move_table(position)
     losses = [table.loss(move) for move in answers]
@@ -90,7 +88,7 @@ def rank(position: Position, logps: Mapping[str, float]) -> dict[str, float | No
 
 def groups_of(positions: Sequence[Position]) -> dict[str, list[bool]]:
     """Which positions are in each group: `white` and `black` to move, and `undecided` and `decided` where there are both."""
-    out = by_side(position.fen for position in positions)
+    out = by_side(positions)
     open_ = [UNDECIDED[0] <= move_table(position).best <= UNDECIDED[1] for position in positions]
     if any(open_) and not all(open_):
         out |= {"undecided": open_, "decided": [not each for each in open_]}

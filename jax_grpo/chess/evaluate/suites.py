@@ -1,17 +1,17 @@
 """All suites of one evaluation: asks the model, greedy and sampled, and hands its answers to the judges.
 
-The generators are passed in, so that another implementation of the same model can be judged by the same code.
+The model is passed in, so that another implementation of it can be judged by the same code.
 """
 
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import chess
 
 from jax_grpo.chess import games
-from jax_grpo.chess.evaluate import by_side, endgame, puzzles, side_by_side, strength
+from jax_grpo.chess.evaluate import by_side, endgame, puzzles, selfplay, side_by_side, strength
 from jax_grpo.chess.evaluate.move_logps import move_logps
 from jax_grpo.chess.evaluate.policy import (
     MOVE,
@@ -22,8 +22,7 @@ from jax_grpo.chess.evaluate.policy import (
     random_legal,
     written_moves,
 )
-from jax_grpo.chess.evaluate.puzzles import Mate, Puzzle, mate_rows
-from jax_grpo.chess.evaluate.selfplay import SelfPlay, openings, play, selfplay_estimates
+from jax_grpo.chess.evaluate.puzzles import Mate, Puzzle
 from jax_grpo.chess.games import Game, Player
 from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.settings import EnvironmentSettings
@@ -43,18 +42,6 @@ from jax_grpo.tasks.base import Prompt
 CAPS = {"full": 144, "best_move": 12, "environment": 100}  # tokens; a move takes at most 7 in either vocabulary
 SHORT_GAME, OPPONENTS = 3, ("random", "capture")  # moves of the player's in a short game, and whom it plays
 BeginPart = Callable[[str, int], Tick]  # (what, total) -> tick(done); see `progress.timed_parts`
-
-
-class Model(Protocol):
-    """The model that is judged."""
-
-    def __call__(self, kind: str, mode: str) -> Complete:
-        """The generator of a kind of answer, a key of CAPS, in a mode; `samples`: `sampled`, `strength.SAMPLES` a prompt."""
-        ...
-
-    def move_logps(self, positions: Sequence[Position], tick: Tick) -> list[dict[str, float]]:
-        """As `move_logps.move_logps`."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +67,7 @@ class Results:
     """Estimates by `suite/part/mode/group/name`, the games by set, and the greedy moves of the positions."""
 
     estimates: dict[str, Estimate] = dataclasses.field(default_factory=dict)
-    games: dict[str, list[SelfPlay]] = dataclasses.field(default_factory=dict)
+    games: dict[str, list[selfplay.SelfPlay]] = dataclasses.field(default_factory=dict)
     moves: dict[str, str] = dataclasses.field(default_factory=dict)
     endgames: dict[str, list[Game]] = dataclasses.field(default_factory=dict)
     boards: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # see `side_by_side.distribution`
@@ -90,7 +77,7 @@ class Results:
 
 
 class OurModel:
-    """A policy that answers by our own rollout; each generator is compiled when first needed."""
+    """The model that is judged, answering by our own rollout; whatever has these two methods is judged by the same code."""
 
     def __init__(self, policy: Policy, temperature: float, seed: int, style: str = "best_move"):
         self._style = style  # as `Data.style`
@@ -99,6 +86,10 @@ class OurModel:
         self._made: dict[tuple[str, str], Generator] = {}
 
     def __call__(self, kind: str, mode: str) -> Generator:
+        """The generator of a kind of answer, a key of CAPS, in a mode; `samples`: `sampled`, `strength.SAMPLES` a prompt.
+
+        Each is compiled when first needed.
+        """
         if (kind, mode) not in self._made:
             stop_rule = environment_stop() if kind == "environment" else policy_stop()
             temperature, samples = self._modes[mode]
@@ -108,10 +99,11 @@ class OurModel:
         return self._made[kind, mode]
 
     def move_logps(self, positions: Sequence[Position], tick: Tick) -> list[dict[str, float]]:
+        """As `move_logps.move_logps`."""
         return move_logps(self._policy, positions, tick, self._style)
 
 
-def run_suites(suites: Sequence[str], model: Model, data: Data, steps: BeginPart) -> Results:
+def run_suites(suites: Sequence[str], model: OurModel, data: Data, steps: BeginPart) -> Results:
     """Runs the named suites in order."""
     results = Results()
     for suite in suites:
@@ -119,12 +111,8 @@ def run_suites(suites: Sequence[str], model: Model, data: Data, steps: BeginPart
     return results
 
 
-def _sides(positions: Sequence[Position]) -> dict[str, list[bool]]:
-    return by_side(position.fen for position in positions)
-
-
 def _moves(
-    model: Model, suite: str, positions: Sequence[Position], data: Data, steps: BeginPart
+    model: OurModel, suite: str, positions: Sequence[Position], data: Data, steps: BeginPart
 ) -> Iterator[tuple[str, str, str, list]]:
     """Kind, style, mode and completions: the model's answers about each position, rows and moves in every mode."""
     for kind, style in ((ROW, "full"), (MOVE, data.style)):
@@ -134,11 +122,11 @@ def _moves(
             yield kind, style, mode, model(kind, mode)(prompts, tick=steps(f"{suite}, {kind}, {mode}", len(prompts)))
 
 
-def _policy(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _policy(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     positions = labelled(data.positions, data.engine)
     for kind, style, mode, completions in _moves(model, "policy", positions, data, steps):
         rows = policy_rows(style, positions, completions, data.engine)
-        results.add(f"policy/{kind}/{mode}", summarise(rows, _sides(positions)))
+        results.add(f"policy/{kind}/{mode}", summarise(rows, by_side(positions)))
         if (kind, mode) == (MOVE, "greedy"):
             results.moves = {
                 p.fen: parse_answer(style, text, p.fen).best for p, text in zip(positions, completions, strict=True)
@@ -151,42 +139,42 @@ def environment_prompts(positions: Sequence[Position]) -> list[Prompt]:
     return [task.prompt(position, zlib.crc32(position.fen.encode())) for position in positions]
 
 
-def _environment(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _environment(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     prompts = environment_prompts(data.positions)
     legal = [(prompt.answer or "").endswith("+0") for prompt in prompts]  # the last field, `truncated`
-    groups = _sides(data.positions) | {"legal_moves": legal, "illegal_moves": [not each for each in legal]}
+    groups = by_side(data.positions) | {"legal_moves": legal, "illegal_moves": [not each for each in legal]}
     for mode in MODES:
         completions = model("environment", mode)(prompts, tick=steps(f"environment, {mode}", len(prompts)))
         rows = [judge(*each) for each in zip(prompts, completions, strict=True)]
         results.add(f"environment/next_state/{mode}", summarise(rows, groups))
 
 
-def _mates(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _mates(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     positions = [mate.position for mate in data.mates]
     for kind, style, mode, completions in _moves(model, "mates", positions, data, steps):
         moves = [parse_answer(style, text, p.fen).best for text, p in zip(completions, positions, strict=True)]
-        results.add(f"mates/{kind}/{mode}", summarise(mate_rows(data.mates, moves), _sides(positions)))
+        results.add(f"mates/{kind}/{mode}", summarise(puzzles.mate_rows(data.mates, moves), by_side(positions)))
 
 
-def _selfplay(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _selfplay(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     task = policy_task(data.style)
     for part, own in {"own_environment": True, "python_chess": False}.items():
         for mode in MODES:
-            played = openings(data.games, data.seed)
+            played = selfplay.openings(data.games, data.seed)
             simulate = model("environment", mode) if own else None
             tick = steps(f"self-play, {part}, {mode}", data.half_moves)
-            play(played, task, model(MOVE, mode), simulate, data.half_moves, tick)
-            results.add(f"selfplay/{part}/{mode}", selfplay_estimates(played, own, data.seed))
+            selfplay.play(played, task, model(MOVE, mode), simulate, data.half_moves, tick)
+            results.add(f"selfplay/{part}/{mode}", selfplay.selfplay_estimates(played, own, data.seed))
             results.games[f"{part}/{mode}"] = played
 
 
-def _players(model: Model, data: Data) -> dict[str, Player[Game]]:
+def _players(model: OurModel, data: Data) -> dict[str, Player[Game]]:
     """Who plays games: the model in each mode, and random legal moves beside it."""
     task = policy_task(data.style)
     return {mode: model_player(task, model(MOVE, mode)) for mode in MODES} | {"random_legal": random_legal(data.seed)}
 
 
-def _endgame(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _endgame(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     players = _players(model, data) | {"perfect": endgame.perfect}
     for men in endgame.ENDINGS:
         for player, attack in players.items():
@@ -208,22 +196,21 @@ def short_games(
     """
     task = GameTask(task_of(name="game", opponent=opponent, episode={"turns": SHORT_GAME}))
     begun = [task.game_from(position.fen, number, (seed, number)) for number, position in enumerate(positions)]
-    after = lambda moved: tick(moved[0].turn)  # noqa: E731
-    games.play(begun, player, task.replies, most=2 * SHORT_GAME, after=after)
+    games.play(begun, player, task.replies, most=2 * SHORT_GAME, after=lambda moved: tick(moved[0].turn))
     components = task.components(begun)
     return [{name: float(values[i]) for name, values in components.items()} for i in range(len(positions))]
 
 
-def _short_games(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _short_games(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     for opponent in OPPONENTS:
         for name, player in _players(model, data).items():
             tick = steps(f"short games against {opponent}, {name}", SHORT_GAME)
             rows = short_games(data.positions, opponent, player, data.seed, tick)
-            estimates = strength.estimates(data.positions, rows, data.seed, _sides(data.positions))
+            estimates = strength.estimates(data.positions, rows, data.seed, by_side(data.positions))
             results.add(f"short_games/{opponent}/{name}", estimates)
 
 
-def _strength(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _strength(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     positions = data.tables
     task = policy_task(data.style)
 
@@ -264,7 +251,7 @@ def _attempted(choose: Complete, count: int, style: str) -> puzzles.Answer:
     return answer
 
 
-def _puzzles(model: Model, data: Data, steps: BeginPart, results: Results) -> None:
+def _puzzles(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     ratings = [puzzle.rating for puzzle in data.puzzles if puzzle.rating is not None]
     for mode, (kind, count) in {"greedy": ("greedy", 1), "sampled": ("samples", strength.SAMPLES)}.items():
         tick = steps(f"puzzles, {mode}", max(len(puzzle.line) // 2 + 1 for puzzle in data.puzzles))

@@ -138,11 +138,7 @@ def published_figures(name: str, settings: Mapping[str, Any]) -> list[tuple[str,
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """evaluation.json of a folder.
-
-    Raises:
-        EvaluationError: missing, unreadable, or of another format.
-    """
+    """evaluation.json of a folder. Raises EvaluationError: missing, unreadable, or of another format."""
     path = folder / REPORT
     try:
         report = parsed_json(path.read_text(encoding="utf-8"))

@@ -130,6 +130,12 @@ def _lead(game: Game, before: int, pawns: float) -> int:
     return 0 if side == 0 else side * (abs(before) + 1 if before * side > 0 else 1)
 
 
+def begun(command: Sequence[str], *packages: str) -> dict[str, Any]:
+    """What the record of a match begins with: how it was asked for, and the versions of this program and of packages."""
+    versions = {"jax_grpo": jax_grpo.__version__} | {name: metadata.version(name) for name in packages}
+    return {"command": shlex.join(["python", "-m", "jax_grpo.match", *command]), "versions": versions}
+
+
 def counts(played: Sequence[Game]) -> dict[str, int]:
     """How often the first side won, drew and lost."""
     of_score = Counter(game.score for game in played)
@@ -145,9 +151,8 @@ def ends(played: Sequence[Game]) -> dict[str, Any]:
 
 def to_pgn(game: Game, first: str, second: str, number: int) -> chess.pgn.Game:
     """The game with headers; a comment at its end quotes the illegal move, if that ended it."""
-    headers = {"Event": "jax_grpo match", "Site": "?", "Round": str(number), "Result": RESULTS[game.winner]}
-    illegal = game.illegal.get(len(game.board.move_stack), "")
-    comment = f"no legal move: {illegal!a}" if game.ended == ILLEGAL else ""
+    headers = {"Event": "jax_grpo match", "Round": str(number), "Result": RESULTS[game.winner]}
+    comment = f"no legal move: {game.illegal[len(game.board.move_stack)]!a}" if game.ended == ILLEGAL else ""
     return games.to_pgn(game, (first, second), headers | {"Termination": str(game.ended)}, comment)
 
 
@@ -193,12 +198,8 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> None:
         if name not in ANCHORS:
             require_weights(name)
     pairs = list(itertools.combinations(names, 2))
-    record: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "jax_grpo.match", *command]),
-        "settings": {name: getattr(args, name) for name in RECORDED} | {"opening_plies": OPENING_PLIES},
-        "versions": {"jax_grpo": jax_grpo.__version__, **{name: metadata.version(name) for name in ("jax", "chess")}},
-        "matches": [],
-    }
+    settings = {name: getattr(args, name) for name in RECORDED} | {"opening_plies": OPENING_PLIES}
+    record = begun(command, "jax", "chess") | {"settings": settings, "matches": []}
     scores: dict[tuple[str, str], list[float]] = {}
     with sides(args, names) as players, timed_parts() as steps:
         for first, second in pairs:
@@ -221,10 +222,9 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> None:
             if isinstance(side, ModelSide) and not args.strict:
                 record.setdefault("substituted", {})[side.name] = {"moves": side.played, "replaced": side.substituted}
     if ANCHOR in names and len(pairs) > 1:
-        ratings = fit_ratings(scores, ANCHOR, args.seed)
         record["ratings"] = {
             name: {"elo": rating.value, "low": rating.low, "high": rating.high, "games": rating.count}
-            for name, rating in ratings.items()
+            for name, rating in fit_ratings(scores, ANCHOR, args.seed).items()
         }
     if args.json:
         write_record(args.json, record)

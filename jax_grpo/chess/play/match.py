@@ -10,11 +10,9 @@ import contextlib
 import functools
 import json
 import random
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ import chess.engine
 import chess.pgn
 import chess.svg
 
-import jax_grpo
 from jax_grpo.chess import games
 from jax_grpo.chess.games import ILLEGAL, Game, Player, random_move
 from jax_grpo.chess.play import arena
@@ -120,9 +117,7 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
         task = bar.add_task("games", total=args.games)
         say = functools.partial(bar.console.print, highlight=False, soft_wrap=True, markup=False)
         say(f"{args.weights} against {name}, {args.games} games")
-        versions = {package: metadata.version(package) for package in ("jax", "flax", "chess")}
-        record: dict[str, Any] = {
-            "command": shlex.join(["python", "-m", "jax_grpo.match", *command]),
+        record = arena.begun(command, "jax", "flax", "chess") | {
             "model": args.weights,
             "opponent": name,
             "model_options": settings | {"prompt_style": style},
@@ -134,7 +129,6 @@ def run(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
             games.play([game], model, opponent)
             played.append(game)
             record |= {"games": len(played), **summary(played, model.seconds)}
-            record["versions"] = {"jax_grpo": jax_grpo.__version__, **versions}
             colour, score = "White" if game.colour else "Black", _score_line(record)
             say(
                 f"game {len(played)}: {colour}, {game.score:g} by {game.ended}, {len(game.board.move_stack)} half-moves, "

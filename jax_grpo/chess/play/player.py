@@ -45,23 +45,17 @@ class Player:
 
     `style` is that of its prompts, a key of `CAPS`; None: as the weights were taught (`chess.style.find_style`).
     A program is compiled at the first use of its sampling settings.
-
-    Raises:
-        ConfigError, WeightsError, TokenizerError, CheckpointError: the weights cannot be used.
+    Raises ConfigError, WeightsError, TokenizerError, CheckpointError: the weights cannot be used.
     """
 
     def __init__(self, weights: str, tokenizer: str | None = None, style: str | None = None):
         self._style = style or find_style(weights)
+        self.cap = CAPS[self._style]  # tokens of an answer at most
         self.task = policy_task(self._style)
         self.policy = load_named(weights, tokenizer=tokenizer, context=PROMPT_TOKENS + self.cap)
         self.policy.tokenizer.require_writable(self.task.answers, self.task.name)
         self._programs: dict[Sampling, TextProgram] = {}
         self._score = make_score(self.policy.graphdef, self.policy.tokenizer.vocab_size)
-
-    @property
-    def cap(self) -> int:
-        """Tokens of an answer at most."""
-        return CAPS[self._style]
 
     def compile(self, sampling: Sampling = GREEDY) -> None:
         """Makes both programs, so that a move after it is quick."""

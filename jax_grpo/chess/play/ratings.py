@@ -60,9 +60,7 @@ def elo_of_games(wins: int, draws: int, losses: int) -> Elo:
     """Wilson's interval, taking every game as decided: draws only make the truth narrower.
 
     With a score of 0 or 1 the bound is the share p at which such a match still has a chance of 5 %: p^n = 0.05.
-
-    Raises:
-        ValueError: no games.
+    Raises ValueError: no games.
     """
     games = wins + draws + losses
     if games == 0:
@@ -78,9 +76,7 @@ def elo_of_pairs(scores: Sequence[float]) -> Elo:
 
     The interval is normal over the pairs' means, so that what the two games of an opening share widens nothing (as in engine
     testing by pentanomial counts). Where every pair has one and the same mean, the variance is that of one differing pair.
-
-    Raises:
-        ValueError: an odd number of games, or none.
+    Raises ValueError: an odd number of games, or none.
     """
     if not scores or len(scores) % 2:
         raise ValueError(f"{len(scores)} games; expected pairs")
@@ -97,9 +93,7 @@ def fit_ratings(matches: Mapping[tuple[str, str], Sequence[float]], anchor: str,
     Maximum likelihood of the logistic model, P(first scores) = 1 / (1 + 10^((second - first) / 400)), with a draw as half of
     each (Bradley and Terry 1952; Elo 1978). A weak normal prior (deviation `MOST_ELO`) keeps the ratings of sides that never
     score finite. Intervals: percentile bootstrap over the pairs of games.
-
-    Raises:
-        ValueError: the anchor played nobody, or someone cannot be compared with it.
+    Raises ValueError: the anchor played nobody, or someone cannot be compared with it.
     """
     names = sorted({name for pair in matches for name in pair})
     _require_connected(names, matches, anchor)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jax_grpo.chess.play.player import Player
     from jax_grpo.rollout.sampling import Sampling
 
+COMMANDS = {"uci", "isready", "setoption", "ucinewgame", "position", "go", "stop", "ponderhit", "quit"}
 LIMITS = {"wtime", "btime", "winc", "binc", "movestogo", "depth", "nodes", "mate", "movetime", "infinite", "ponder"}
 FALLBACK = "fallback "  # begins the line about a move that the model did not write; JSON follows, see `Engine._answer`
 OPTIONS = {  # name: value at first, type as `uci` describes it, how a value is read, its bounds
@@ -49,27 +50,17 @@ class Engine:
         self._board: chess.Board | None = chess.Board()
         self._held: str | None = None  # the answer of an infinite search, until `stop`
         self._game = self._moves = self._fallbacks = 0
-        self._commands: dict[str, Callable[[list[str]], None]] = {
-            "uci": self._uci,
-            "isready": self._isready,
-            "setoption": self._setoption,
-            "ucinewgame": self._ucinewgame,
-            "position": self._position,
-            "go": self._go,
-            "stop": self._stop,
-            "ponderhit": self._stop,
-        }
 
     def run(self, lines: Iterable[str]) -> None:
         """Answers until `quit` or the end of input. Leading unknown words are skipped, as the protocol asks."""
         for line in lines:
             words = line.split()
-            while words and words[0] not in self._commands and words[0] != "quit":
+            while words and words[0] not in COMMANDS:
                 words.pop(0)
             if words[:1] == ["quit"]:
                 break
             if words:
-                self._commands[words[0]](words[1:])
+                getattr(self, f"_{words[0]}")(words[1:])
         self._write(f"info string {self._moves} moves, of which {self._fallbacks} fallbacks")
 
     def _uci(self, words: list[str]) -> None:
@@ -185,6 +176,8 @@ class Engine:
         if self._held is not None:
             self._write(self._held)
             self._held = None
+
+    _ponderhit = _stop
 
 
 def _claim_stdout() -> Callable[[str], None]:

@@ -118,15 +118,6 @@ def in_split(men: str, split: str) -> np.ndarray:
     return mine[class_of].reshape(64, 64, 64)
 
 
-def values_of_moves(table: Ending, king: int, piece: int, weak: int) -> list[tuple[int, int, int]]:
-    """(from, to, moves to mate, that one included, or NEVER) of every legal move of the strong side."""
-    kings = np.flatnonzero(king_steps()[king] & ~king_steps()[weak])
-    after = [(king, to, int(table.mated_in_KPW[to, piece, weak])) for to in kings.tolist() if to != piece]
-    pieces = np.flatnonzero(table.attacks_KPS[king, piece]).tolist()
-    after += [(piece, to, int(table.mated_in_KPW[king, to, weak])) for to in pieces]
-    return [(start, to, NEVER if mated_in == NEVER else mated_in + 1) for start, to, mated_in in after]
-
-
 def men_of(board: chess.Board) -> str:
     """The ending on a board, such as `KRK`."""
     return "KRK" if board.rooks else "KQK"
@@ -146,21 +137,20 @@ def won_position(men: str, squares: Sequence[int], strong: chess.Color, played: 
     Its moves are all legal ones, best first, those alike by name; a mate in n moves is 100 - n/100 pawns, what lets the win slip 0.
     """
     king, piece, weak = squares
-    board = chess.BaseBoard.empty()
-    for square, kind, colour in (
-        (king, chess.KING, strong),
-        (piece, PIECES[men], strong),
-        (weak, chess.KING, not strong),
-    ):
-        board.set_piece_at(square, chess.Piece(kind, colour))
+    board, table = chess.BaseBoard.empty(), ending(men)
+    own_king, own_piece = chess.Piece(chess.KING, strong), chess.Piece(PIECES[men], strong)
+    board.set_piece_map({king: own_king, piece: own_piece, weak: chess.Piece(chess.KING, not strong)})
     fen = f"{board.board_fen()} {'w' if strong else 'b'} - - {2 * played} {FIRST_MOVE + played}"
-    values = [
-        (0.0 if mate_in == NEVER else round(MATE_PAWNS - mate_in / 100, 2), SQUARES[start] + SQUARES[to])
-        for start, to, mate_in in values_of_moves(ending(men), king, piece, weak)
-    ]
-    values.sort(key=lambda value: (-value[0], value[1]))
-    pawns, moves = zip(*values, strict=True)
-    return Position(fen, moves=moves, evaluations=pawns)
+    kings = np.flatnonzero(king_steps()[king] & ~king_steps()[weak]).tolist()
+    after = [(king, to, int(table.mated_in_KPW[to, piece, weak])) for to in kings if to != piece]
+    pieces = np.flatnonzero(table.attacks_KPS[king, piece]).tolist()
+    after += [(piece, to, int(table.mated_in_KPW[king, to, weak])) for to in pieces]
+    worth = {
+        SQUARES[start] + SQUARES[to]: 0.0 if mated_in == NEVER else round(MATE_PAWNS - (mated_in + 1) / 100, 2)
+        for start, to, mated_in in after
+    }
+    moves = sorted(worth, key=lambda move: (-worth[move], move))
+    return Position(fen, moves=tuple(moves), evaluations=tuple(worth[move] for move in moves))
 
 
 def spread_sample(men: str, split: str, count: int, seed: int) -> list[tuple[tuple[int, int, int], chess.Color]]:

@@ -40,11 +40,7 @@ class MoveTable(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def move_table(position: Position) -> MoveTable:
-    """The table of a position whose labels cover every legal move, in any order.
-
-    Raises:
-        NotATable: they do not.
-    """
+    """The table of a position whose labels cover every legal move, in any order. Raises NotATable: they do not."""
     wins = {move: win_probability(pawns) for move, pawns in zip(position.moves, position.evaluations, strict=True)}
     if missing := sorted(legal_uci(chess.Board(position.fen)) - wins.keys()):
         raise NotATable(
@@ -61,19 +57,12 @@ def moves_lost(position: Position) -> Mapping[str, int]:
         NotATable: an evaluation is neither a mate's nor 0, a legal move has none, or no move wins.
     """
     move_table(position)
-    mates_in: dict[str, int] = {}
-    for move, pawns in zip(position.moves, position.evaluations, strict=True):
-        if pawns > MATE_PAWNS - 1:
-            mates_in[move] = round(100 * (MATE_PAWNS - pawns))
-        elif pawns != 0:
-            raise _not_exact(position, f"{move} at {pawns:g} pawns")
-    if not mates_in:
-        raise _not_exact(position, "no move that wins")
+    values = dict(zip(position.moves, position.evaluations, strict=True))
+    mates_in = {move: round(100 * (MATE_PAWNS - pawns)) for move, pawns in values.items() if pawns > MATE_PAWNS - 1}
+    others = [f"{move} at {pawns:g} pawns" for move, pawns in values.items() if move not in mates_in and pawns != 0]
+    if others or not mates_in:
+        raise NotATable(
+            f"{position.fen!r} has {others[0] if others else 'no move that wins'}; the component `technique` is of won positions "
+            "with exact tables, a mate in n at 100 - n/100 pawns and any other move at 0: take prompts.source endings:KRK,KQK"
+        )
     return {move: mate_in - min(mates_in.values()) for move, mate_in in mates_in.items()}
-
-
-def _not_exact(position: Position, problem: str) -> NotATable:
-    return NotATable(
-        f"{position.fen!r} has {problem}; the component `technique` is of won positions with exact tables, a mate in n at 100 - "
-        "n/100 pawns and any other move at 0: take prompts.source endings:KRK,KQK"
-    )

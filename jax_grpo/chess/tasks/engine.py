@@ -15,7 +15,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import chess
 import chess.engine
@@ -134,7 +134,7 @@ def search(
     return Analysis(moves, evaluations, evaluations[0])
 
 
-class EnginePool:
+class EnginePool(contextlib.AbstractContextManager):
     """Analyses positions in parallel, to a `depth` at most where one is given. A context manager, or `close()` it.
 
     EngineError: no executable, no UCI, no usable cache.
@@ -152,9 +152,6 @@ class EnginePool:
         for _ in range(config.processes - 1):
             self._idle.put(None)  # started when needed
         self._executor = concurrent.futures.ThreadPoolExecutor(config.processes, thread_name_prefix="engine")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()

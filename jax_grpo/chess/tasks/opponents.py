@@ -14,7 +14,6 @@ from jax_grpo.chess.settings import EngineConfig, GameSettings
 from jax_grpo.chess.tasks.engine import Analysis, EnginePool
 from jax_grpo.chess.tasks.policy import move_prompt, parse_answer
 from jax_grpo.chess.tasks.reference_players import Rule, choose, greedy_capture, two_ply, uniform
-from jax_grpo.tasks.base import Prompt
 from jax_grpo.tasks.episodes import Policy, Write
 
 PLAYERS: dict[str, Rule] = {"random": uniform, "capture": greedy_capture, "two_ply": two_ply}
@@ -99,10 +98,14 @@ class PolicyOpponent(Opponent):
     def __init__(self, style: str, asks: Policy):
         self.asks = asks
         self._style = style
-        self.write: Write = _nobody
+        self.write: Write | None = None  # given by `EpisodicTask.meet`
         self.written = self.replaced = 0
 
     def moves(self, boards: Sequence[chess.Board], draws: Sequence[random.Random]) -> list[str]:
+        if self.write is None:
+            raise RuntimeError(
+                "the opponent is a policy, and the task was given none: `EpisodicTask.meet` comes before the first turn"
+            )
         prompts = [move_prompt(self._style, board.fen()) for board in boards]
         texts = self.write(prompts, [draw.getrandbits(31) for draw in draws])
         pairs = zip(texts, boards, strict=True)
@@ -111,9 +114,3 @@ class PolicyOpponent(Opponent):
         self.written, self.replaced = self.written + len(legal), self.replaced + legal.count(False)
         rows = zip(answers, legal, boards, draws, strict=True)
         return [answer if fine else choose(uniform, board, draw) for answer, fine, board, draw in rows]
-
-
-def _nobody(prompts: Sequence[Prompt], numbers: Sequence[int]) -> list[str]:
-    raise RuntimeError(
-        "the opponent is a policy, and the task was given none: `EpisodicTask.meet` comes before the first turn"
-    )
