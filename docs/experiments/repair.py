@@ -27,14 +27,13 @@ import numpy as np
 from jax_grpo.chess.evaluate.policy import policy_task, written_moves
 from jax_grpo.chess.evaluate.strength import estimates, judged
 from jax_grpo.chess.evaluate.suites import CAPS
-from jax_grpo.chess.positions.own_side import is_black, mirrored
-from jax_grpo.chess.positions.position import Position
+from jax_grpo.chess.games import REFERENCE_PLAYERS
+from jax_grpo.chess.positions.position import Position, is_black, mirrored
 from jax_grpo.chess.positions.rookworld import policy_prompt
 from jax_grpo.chess.positions.sources import load_positions, read_packaged
 from jax_grpo.chess.positions.values import move_table
 from jax_grpo.chess.style import model_settings
-from jax_grpo.chess.tasks.reference_players import REFERENCE_PLAYERS
-from jax_grpo.chess.tasks.stop_rules import policy_stop
+from jax_grpo.chess.tasks.policy import policy_stop
 from jax_grpo.config.model import ModelConfig
 from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.model.weights import save_hf

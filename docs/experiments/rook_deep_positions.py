@@ -20,12 +20,11 @@ import chess
 import chess.engine
 import numpy as np
 
+from jax_grpo.chess.games import greedy_capture
 from jax_grpo.chess.positions.endings import LONGEST, ending, spread_sample, won_position
-from jax_grpo.chess.positions.own_side import as_white, turned
-from jax_grpo.chess.positions.position import MATE_PAWNS
+from jax_grpo.chess.positions.position import MATE_PAWNS, as_white, turned
 from jax_grpo.chess.positions.values import win_probability
 from jax_grpo.chess.tasks.engine import find_engine, search
-from jax_grpo.chess.tasks.reference_players import greedy_capture
 
 KINDS = ("games", "endings", "wins")  # of positions, by the first word of their file
 NODES, LINES = 2500, 6  # of the search that labels and plays

@@ -12,8 +12,7 @@ from typing import Any
 import chess
 import chess.svg
 
-from jax_grpo.chess.positions.position import Position
-from jax_grpo.chess.positions.rookworld import legal_uci
+from jax_grpo.chess.positions.position import Position, legal_uci
 from jax_grpo.chess.positions.values import win_probability
 from jax_grpo.report.pictures import saved_figure
 

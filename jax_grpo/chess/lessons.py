@@ -25,8 +25,7 @@ import numpy as np
 from flax import nnx
 
 from jax_grpo.chess.games import random_positions
-from jax_grpo.chess.positions.own_side import is_black, mirrored
-from jax_grpo.chess.positions.position import Position, PositionFileError, recent_moves
+from jax_grpo.chess.positions.position import Position, PositionFileError, is_black, mirrored, recent_moves
 from jax_grpo.chess.positions.rookworld import PolicyRow, format_policy_row, policy_prompt, state_prompt
 from jax_grpo.chess.positions.sources import load_positions, read_packaged
 from jax_grpo.chess.positions.values import move_table

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from jax_grpo.config.sections import Count, Fraction, Home, Positive, Section, Text
 from jax_grpo.config.tasks import EpisodicSettings, Settings
 
-OWN_SIDE = "own_side"  # the prompt style whose positions and moves are those of `positions.own_side`
+OWN_SIDE = "own_side"  # the prompt style whose positions and moves are those of its mover: see `positions.position`
 MOST_LEGAL_MOVES = 218  # of any position (Petrovic 1964)
 OPPONENTS = ("random", "capture", "two_ply", "self", "reference", *(f"stockfish:{level}" for level in range(21)))
 

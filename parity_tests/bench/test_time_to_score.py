@@ -8,7 +8,7 @@ from conftest import config, experiment
 
 from jax_grpo.bench import curves, trl_settings, variants
 from jax_grpo.bench.trl_settings import NotTheSame
-from jax_grpo.chess.tasks.stop_rules import SPACES, policy_stop
+from jax_grpo.chess.tasks.policy import SPACES, policy_stop
 from jax_grpo.config import Config
 from jax_grpo.config.tasks import task_of
 from jax_grpo.model.tokenizer import Tokenizer

@@ -20,6 +20,7 @@ import torch_ref.train
 from jax_grpo.chess.evaluate import strength
 from jax_grpo.chess.evaluate.policy import random_legal
 from jax_grpo.chess.evaluate.suites import OPPONENTS, short_games
+from jax_grpo.chess.games import uniform
 from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.chess.settings import EngineConfig
@@ -27,7 +28,6 @@ from jax_grpo.chess.tasks.engine import Analysis, EnginePool
 from jax_grpo.chess.tasks.game import GameTask
 from jax_grpo.chess.tasks.opponents import PolicyOpponent, Stockfish, skilled
 from jax_grpo.chess.tasks.policy import PolicyTask
-from jax_grpo.chess.tasks.reference_players import uniform
 from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.tasks import task_of
 from jax_grpo.model.weights import WeightsError

@@ -9,7 +9,7 @@ import chess
 import numpy as np
 import pytest
 
-from jax_grpo.chess.evaluate.move_logps import move_logps
+from jax_grpo.chess.evaluate.policy import move_logps
 from jax_grpo.chess.evaluate.puzzles import PACKAGED_PUZZLES, read_mates, read_puzzles
 from jax_grpo.chess.evaluate.suites import Data, OurModel, run_suites
 from jax_grpo.chess.games import Game
@@ -17,8 +17,7 @@ from jax_grpo.chess.lessons import batches
 from jax_grpo.chess.play.arena import ModelSide
 from jax_grpo.chess.play.player import Player
 from jax_grpo.chess.positions.endings import NEVER, ending, squares_of, won_position
-from jax_grpo.chess.positions.own_side import as_white, is_black, mirrored, turned
-from jax_grpo.chess.positions.rookworld import legal_uci
+from jax_grpo.chess.positions.position import as_white, is_black, legal_uci, mirrored, turned
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.chess.settings import OWN_SIDE
 from jax_grpo.chess.style import find_style

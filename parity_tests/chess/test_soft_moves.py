@@ -12,8 +12,8 @@ from flax import nnx
 
 from jax_grpo.chess.lessons import BRANCHES, batches, make_loss, mirrored, soft_moves, target, tree
 from jax_grpo.chess.positions.files import PositionFileError
-from jax_grpo.chess.positions.position import Position
-from jax_grpo.chess.positions.rookworld import legal_uci, policy_prompt
+from jax_grpo.chess.positions.position import Position, legal_uci
+from jax_grpo.chess.positions.rookworld import policy_prompt
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.chess.positions.values import NotATable, move_table
 from jax_grpo.config import load_yaml

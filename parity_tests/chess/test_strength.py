@@ -21,14 +21,13 @@ from jax_grpo.chess.evaluate.policy import policy_task
 from jax_grpo.chess.evaluate.strength import yardsticks
 from jax_grpo.chess.evaluate.suites import Data, OurModel, run_suites
 from jax_grpo.chess.evaluate.tables import compare, comparison_page, read_report
-from jax_grpo.chess.games import random_positions
+from jax_grpo.chess.games import choose, greedy_capture, random_positions, two_ply, uniform
 from jax_grpo.chess.positions.endings import won_position
-from jax_grpo.chess.positions.own_side import mirrored
-from jax_grpo.chess.positions.position import Position
+from jax_grpo.chess.positions.position import Position, mirrored
 from jax_grpo.chess.positions.table import to_columns
 from jax_grpo.chess.positions.values import NotATable, move_table, moves_lost, win_probability
+from jax_grpo.chess.tasks.engine import skill_zero
 from jax_grpo.chess.tasks.policy import PolicyTask
-from jax_grpo.chess.tasks.reference_players import choose, greedy_capture, skill_zero, two_ply, uniform
 from jax_grpo.config import load_config
 from jax_grpo.config.model import ModelConfig
 from jax_grpo.config.tasks import task_of

@@ -14,16 +14,15 @@ from flax import nnx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jax_grpo.chess.evaluate import __main__ as evaluate
-from jax_grpo.chess.evaluate.move_logps import MOVES, move_logps
-from jax_grpo.chess.evaluate.policy import policy_task
+from jax_grpo.chess.evaluate.policy import MOVES_AT_ONCE, move_logps, policy_task
 from jax_grpo.chess.evaluate.selfplay import openings
 from jax_grpo.chess.evaluate.suites import CAPS, Data, OurModel, environment_prompts, run_suites
 from jax_grpo.chess.lessons import policy_row
 from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.chess.style import find_style, model_settings
+from jax_grpo.chess.tasks.environment import environment_stop
 from jax_grpo.chess.tasks.policy import in_style
-from jax_grpo.chess.tasks.stop_rules import environment_stop
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.export import __main__ as export
 from jax_grpo.model.architecture import Architecture
@@ -201,7 +200,7 @@ def test_log_probabilities_of_legal_moves_equal_those_of_transformers(packaged):
             theirs = logits.log_softmax(-1)[range(len(move)), move].sum()
             worst, compared = max(worst, difference(uci, logp, float(theirs))), compared + 1
     print(f"largest difference {worst:.1e} nats over {compared} moves, {max(map(len, actual))} of one position")
-    assert worst < 2e-5 and max(map(len, actual)) > MOVES, "a position of two passes is among them"
+    assert worst < 2e-5 and max(map(len, actual)) > MOVES_AT_ONCE, "a position of two passes is among them"
 
 
 def test_an_export_loads_here_again_with_the_same_parameters(packaged):

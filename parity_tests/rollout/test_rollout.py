@@ -11,7 +11,7 @@ from conftest import TINY, arrays_of, tiny_model
 from flax import nnx
 from scipy import stats
 
-from jax_grpo.chess.tasks.stop_rules import policy_stop
+from jax_grpo.chess.tasks.policy import policy_stop
 from jax_grpo.model import decode_kernel
 from jax_grpo.model.decoder import Decoder
 from jax_grpo.model.tokenizer import Tokenizer

@@ -6,7 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from jax_grpo.chess.tasks.stop_rules import SEEKING, SPACES, environment_stop, policy_stop
+from jax_grpo.chess.tasks.environment import environment_stop
+from jax_grpo.chess.tasks.policy import SEEKING, SPACES, policy_stop
 from jax_grpo.model.tokenizer import Tokenizer
 from jax_grpo.tasks.stop import StopRule, word_stop
 

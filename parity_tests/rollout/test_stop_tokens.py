@@ -9,7 +9,7 @@ import pytest
 import torch
 from flax import nnx
 
-from jax_grpo.chess.tasks.stop_rules import policy_stop
+from jax_grpo.chess.tasks.policy import policy_stop
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.tasks import task_of
 from jax_grpo.model.architecture import Architecture

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_grpo.chess.positions.sources import read_packaged
-from jax_grpo.chess.tasks.stop_rules import environment_stop, policy_stop
+from jax_grpo.chess.tasks.environment import environment_stop
+from jax_grpo.chess.tasks.policy import policy_stop
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.tasks import MixturePart, TaskConfig, task_of
 from jax_grpo.iteration.draw import PromptSampler

@@ -17,8 +17,8 @@ from jax_grpo.chess.positions.sources import read_packaged
 from jax_grpo.chess.positions.values import win_probability
 from jax_grpo.chess.settings import EngineConfig
 from jax_grpo.chess.tasks.engine import EngineError, EnginePool
-from jax_grpo.chess.tasks.environment import edit_distance, next_state
-from jax_grpo.chess.tasks.stop_rules import SEEKING, SPACES, environment_stop, policy_stop
+from jax_grpo.chess.tasks.environment import edit_distance, environment_stop, next_state
+from jax_grpo.chess.tasks.policy import SEEKING, SPACES, policy_stop
 from jax_grpo.config import ConfigError
 from jax_grpo.config.tasks import Settings, settings_class, task_of
 from jax_grpo.model.tokenizer import Tokenizer

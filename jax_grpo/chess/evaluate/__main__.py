@@ -39,8 +39,7 @@ from jax_grpo.chess.positions.sources import PACKAGED_SOURCES, read_packaged, re
 from jax_grpo.chess.positions.values import NotATable, move_table
 from jax_grpo.chess.settings import EngineConfig
 from jax_grpo.chess.style import find_style
-from jax_grpo.chess.tasks.engine import EngineError, EnginePool, find_engine
-from jax_grpo.chess.tasks.reference_players import skill_zero
+from jax_grpo.chess.tasks.engine import EngineError, EnginePool, find_engine, skill_zero
 from jax_grpo.config.files import read_settings, require_weights, weights_directory
 from jax_grpo.evaluate import MODES, EvaluationError
 from jax_grpo.policy.named import describe_model, load_named

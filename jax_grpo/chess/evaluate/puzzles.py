@@ -19,8 +19,7 @@ import chess
 from jax_grpo.chess.evaluate import by_side
 from jax_grpo.chess.positions import pgn
 from jax_grpo.chess.positions.files import text_lines
-from jax_grpo.chess.positions.position import Position, mating_moves
-from jax_grpo.chess.positions.rookworld import legal_uci
+from jax_grpo.chess.positions.position import Position, legal_uci, mating_moves
 from jax_grpo.chess.positions.sources import PACKAGED
 from jax_grpo.config.files import parsed_json
 from jax_grpo.evaluate import EvaluationError

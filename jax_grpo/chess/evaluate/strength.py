@@ -11,10 +11,10 @@ import chess
 import numpy as np
 
 from jax_grpo.chess.evaluate import by_side
+from jax_grpo.chess.games import REFERENCE_PLAYERS
 from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.positions.values import UNDECIDED, move_table
 from jax_grpo.chess.tasks.policy import TECHNIQUE, VALUE, PolicyTask, in_style
-from jax_grpo.chess.tasks.reference_players import REFERENCE_PLAYERS
 from jax_grpo.evaluate.statistics import Estimate, cluster_bootstrap_mean
 from jax_grpo.report.records import YARDSTICK
 from jax_grpo.tasks.base import Prompt

@@ -12,26 +12,24 @@ import chess
 
 from jax_grpo.chess import games
 from jax_grpo.chess.evaluate import by_side, endgame, puzzles, selfplay, side_by_side, strength
-from jax_grpo.chess.evaluate.move_logps import move_logps
 from jax_grpo.chess.evaluate.policy import (
     MOVE,
     ROW,
     model_player,
+    move_logps,
     policy_rows,
     policy_task,
     random_legal,
     written_moves,
 )
 from jax_grpo.chess.evaluate.puzzles import Mate, Puzzle
-from jax_grpo.chess.games import Game, Player
+from jax_grpo.chess.games import REFERENCE_PLAYERS, Game, Player, Rule
 from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.settings import EnvironmentSettings
 from jax_grpo.chess.tasks.engine import EnginePool
-from jax_grpo.chess.tasks.environment import EnvironmentTask, judge
+from jax_grpo.chess.tasks.environment import EnvironmentTask, environment_stop, judge
 from jax_grpo.chess.tasks.game import GameTask
-from jax_grpo.chess.tasks.policy import labelled, parse_answer
-from jax_grpo.chess.tasks.reference_players import REFERENCE_PLAYERS, Rule
-from jax_grpo.chess.tasks.stop_rules import environment_stop, policy_stop
+from jax_grpo.chess.tasks.policy import labelled, parse_answer, policy_stop
 from jax_grpo.config.tasks import task_of
 from jax_grpo.evaluate import MODES
 from jax_grpo.evaluate.statistics import Estimate, summarise

@@ -27,13 +27,11 @@ from rich.table import Table
 import jax_grpo
 from jax_grpo.chess import games
 from jax_grpo.chess.evaluate.policy import written_moves
-from jax_grpo.chess.games import ILLEGAL, LENGTH, Game, Player, random_opening
+from jax_grpo.chess.games import ILLEGAL, LENGTH, Game, Player, Rule, random_opening
 from jax_grpo.chess.play.player import Player as ModelPlayer
 from jax_grpo.chess.play.ratings import elo_of_pairs, elo_range, fit_ratings, signed
-from jax_grpo.chess.positions.position import Position
-from jax_grpo.chess.positions.rookworld import legal_uci
-from jax_grpo.chess.tasks.engine import find_engine
-from jax_grpo.chess.tasks.reference_players import Rule, balance, choose, greedy_capture, skill_zero, two_ply, uniform
+from jax_grpo.chess.positions.position import Position, legal_uci
+from jax_grpo.chess.tasks.engine import find_engine, skill_zero
 from jax_grpo.config.files import require_weights
 from jax_grpo.rollout.texts import Generator, Tick
 from jax_grpo.system.progress import timed_parts
@@ -125,7 +123,7 @@ def play_match(
 
 def _lead(game: Game, before: int, pawns: float) -> int:
     """How long a lead has held by now, where it had held so long before the last half-move."""
-    ahead = balance(game.board) * (1 if game.first_to_move else -1)
+    ahead = games.balance(game.board) * (1 if game.first_to_move else -1)
     side = (ahead >= pawns) - (ahead <= -pawns)
     return 0 if side == 0 else side * (abs(before) + 1 if before * side > 0 else 1)
 
@@ -165,7 +163,7 @@ def add_games(path: Path, played: Iterable[chess.pgn.Game], *, begins: bool) -> 
 
 def _choosing(rule: Rule, random_share: float = 0.0) -> Callable[[chess.Board, random.Random], str]:
     """Plays one of the rule's moves, or, in a share of positions, any legal one."""
-    return lambda board, rng: choose(uniform if rng.random() < random_share else rule, board, rng)
+    return lambda board, rng: games.choose(games.uniform if rng.random() < random_share else rule, board, rng)
 
 
 @contextlib.contextmanager
@@ -177,7 +175,8 @@ def sides(args: argparse.Namespace, names: Sequence[str]) -> Iterator[dict[str, 
         EngineError: no Stockfish, for an anchor that needs it.
     """
     with contextlib.ExitStack() as cleanup:
-        plain = {ANCHOR: _choosing(uniform), "capture": _choosing(greedy_capture), "two-ply": _choosing(two_ply)}
+        rules = {ANCHOR: games.uniform, "capture": games.greedy_capture, "two-ply": games.two_ply}
+        plain = {name: _choosing(rule) for name, rule in rules.items()}
         if set(names) & set(SHARES):
             stockfish = cleanup.enter_context(skill_zero(find_engine(args.engine, "--engine")))
             plain |= {name: _choosing(stockfish, share) for name, share in SHARES.items()}

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import chess
 import numpy as np
 
-from jax_grpo.chess.evaluate.move_logps import make_score, padded_moves
-from jax_grpo.chess.evaluate.policy import policy_task
+from jax_grpo.chess.evaluate.policy import make_score, padded_moves, policy_task
 from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.settings import OWN_SIDE
 from jax_grpo.chess.style import find_style

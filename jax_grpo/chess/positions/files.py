@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jax_grpo.chess.positions import pgn, rookworld
-from jax_grpo.chess.positions.position import MATE_PAWNS, Position, PositionFileError, mating_moves
+from jax_grpo.chess.positions.position import MATE_PAWNS, UCI, Position, PositionFileError, legal_uci, mating_moves
 from jax_grpo.chess.positions.rookworld import RowError
 from jax_grpo.chess.positions.table import ROWS_AT_ONCE
 from jax_grpo.config.sections import FILE_FORMATS
@@ -78,7 +78,7 @@ def _position(row: Mapping[str, Any]) -> Position:
     if row.get("mate"):
         moves, evaluations = _mate(str(row["mate"]), board, labelled=bool(moves or row.get("best")))
     for move in history:
-        if not rookworld.UCI.fullmatch(move):
+        if not UCI.fullmatch(move):
             raise RowError(f"{move!r} in history is not a UCI move such as 'e2e4'")
     if len(moves) != len(evaluations):
         raise RowError(f"{len(moves)} moves but {len(evaluations)} evaluations; expected as many of each")
@@ -115,12 +115,12 @@ def _outcome(row: Mapping[str, Any], board: chess.Board, fen: str) -> tuple[str,
     move, next_fen = str(row["move"]), rookworld.check_fen(" ".join(str(row["next_fen"]).split())).fen()
     (reward,) = rookworld.finite([row["reward"]], "reward", "number")
     terminated, truncated = (FLAGS.get(str(row[name])) for name in ("terminated", "truncated"))
-    if not rookworld.UCI.fullmatch(move) or move[:2] == move[2:4]:
+    if not UCI.fullmatch(move) or move[:2] == move[2:4]:
         raise RowError(f"move {move!r} is not a UCI move such as 'e2e4'")
     if terminated is None or truncated is None:
         values = f"{row['terminated']!r} and {row['truncated']!r}"
         raise RowError(f"terminated and truncated are {values}; expected true or false")
-    legal = move in rookworld.legal_uci(board)
+    legal = move in legal_uci(board)
     if legal:
         board.push_uci(move)
     expected = board.fen() if legal else fen

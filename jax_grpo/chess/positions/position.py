@@ -1,19 +1,25 @@
-"""A chess position: what is known about it, what makes two the same, which split it is in, and whether a game has ended there.
+"""A chess position: what is known about it, what makes two the same, its legal moves, whether a game has ended there, and the
+position as the side to move sees it, which always plays White, from the bottom of the board.
 
-The split is a hash of the position itself, so no position is ever in two, whatever file it stands in: data sets and files are
-split alike. Knows no files.
+So Black to move is shown upside down with colours changed, castling rights and en passant square too; the rules of chess are the
+same for both. A small model then learns one side of the game instead of two. The split is a hash of the position itself, so no
+position is ever in two, whatever file it stands in: data sets and files are split alike. Knows no files, nor prompts.
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 
 import chess
 
+from jax_grpo.chess.settings import OWN_SIDE
 from jax_grpo.prompts.table import SourceError
 
 HISTORY = 10  # half-moves remembered before a position
+UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
 MATE_PAWNS = 100.0  # a mate in n moves is +-(100 - n/100) pawns
+_OTHER_RANK = str.maketrans("12345678", "87654321")
 
 
 class PositionFileError(SourceError):
@@ -58,6 +64,15 @@ def recent_moves(board: chess.Board) -> tuple[str, ...]:
 def position_key(fen: str) -> str:
     """Board, side to move, castling rights and en passant square (if it can be taken on): what makes two positions the same."""
     return chess.Board(fen).epd()
+
+
+def legal_uci(board: chess.Board) -> set[str]:
+    """The legal moves in UCI: what a move must be among to be legal here.
+
+    `board.is_legal` and `move in board.legal_moves` also accept castling as king takes rook (`e1h1`), which no list of legal
+    moves has: one move would be drawn as illegal and answered as legal.
+    """
+    return {move.uci() for move in board.legal_moves}
 
 
 # What ends a game, in the order asked. `claimed`: a player claims a draw as soon as the rules let them, as in most play;
@@ -110,3 +125,29 @@ def _answered_by_mate(board: chess.Board, defence: chess.Move) -> bool:
     mated = bool(mating_moves(board))
     board.pop()
     return mated
+
+
+def as_white(fen: str) -> str:
+    """The FEN itself where White is to move, else that of the position with colours changed."""
+    return chess.Board(fen).mirror().fen() if is_black(fen) else fen
+
+
+def turned(uci: str, fen: str) -> str:
+    """A move of the position `fen`, from the board to its own side's view and back; what is no move stays as it is."""
+    return uci.translate(_OTHER_RANK) if is_black(fen) and UCI.fullmatch(uci) else uci
+
+
+def mirrored(position: Position) -> Position:
+    """The same position with colours changed: the board upside down, the other side to move, every move on the other side."""
+    moves = tuple(move.translate(_OTHER_RANK) for move in position.moves)
+    return Position(chess.Board(position.fen).mirror().fen(), moves=moves, evaluations=position.evaluations)
+
+
+def is_black(fen: str) -> bool:
+    """Whether Black is to move."""
+    return fen.split(" ")[1:2] == ["b"]
+
+
+def in_style(style: str, uci: str, fen: str) -> str:
+    """A move of the board as a style writes it, and back again; any text that is no move is left as it is."""
+    return turned(uci, fen) if style == OWN_SIDE else uci

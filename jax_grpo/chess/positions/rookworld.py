@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import chess
 
-from jax_grpo.chess.positions.position import HISTORY, MATE_PAWNS, Position
+from jax_grpo.chess.positions.position import HISTORY, MATE_PAWNS, UCI, Position, legal_uci
 
-UCI = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
 ORDINARY, CHECKMATE, DRAW, ILLEGAL = 0.001, 1.0, 0.5, -1.0  # rewards of a move in the environment
 _MARKER = re.compile(r"([PMEB]):")
 _PUBLISHED_MATE = 1000.0  # published rows write a mate in n as 1000 - n/100 pawns, `Position` as 100 - n/100
@@ -109,15 +108,6 @@ def check_fen(fen: str) -> chess.Board:
     if not board.is_valid():
         raise RowError(f"FEN {fen!r} is not a legal position: {board.status()!s}")
     return board
-
-
-def legal_uci(board: chess.Board) -> set[str]:
-    """The legal moves in UCI: what a move must be among to be legal here.
-
-    `board.is_legal` and `move in board.legal_moves` also accept castling as king takes rook (`e1h1`), which no list of legal
-    moves has: one move would be drawn as illegal and answered as legal.
-    """
-    return {move.uci() for move in board.legal_moves}
 
 
 def check_legal(moves: Sequence[str], board: chess.Board, fen: str) -> None:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import chess
 
-from jax_grpo.chess.positions.position import MATE_PAWNS, Position
-from jax_grpo.chess.positions.rookworld import legal_uci
+from jax_grpo.chess.positions.position import MATE_PAWNS, Position, legal_uci
 from jax_grpo.prompts.table import UnsuitableRow
 
 UNDECIDED = (0.1, 0.9)  # where the best move's win probability lies in a position that is not decided yet

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_grpo.chess.positions.own_side import in_style
-from jax_grpo.chess.positions.position import Position
+from jax_grpo.chess.positions.position import Position, in_style
 from jax_grpo.chess.settings import OWN_SIDE
 from jax_grpo.chess.style import find_style, model_settings
 from jax_grpo.config import ConfigError

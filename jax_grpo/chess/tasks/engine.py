@@ -14,16 +14,18 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import chess
 import chess.engine
 
+from jax_grpo.chess.games import Rule
 from jax_grpo.chess.positions.position import MATE_PAWNS
 from jax_grpo.chess.settings import EngineConfig
 from jax_grpo.tasks.base import TaskError
 
+SKILL_NODES = 1000  # of Stockfish's search at Skill Level 0
 ATTEMPTS = 3  # engines tried on one position before giving up
 _CAPITAL_PROMOTION = re.compile(r"\b[a-h][1-8][a-h][1-8][QRBN]\b")
 
@@ -132,6 +134,27 @@ def search(
         raise chess.engine.EngineError(f"no line with a value for {board.fen()!r}")
     moves, evaluations = zip(*best, strict=True)
     return Analysis(moves, evaluations, evaluations[0])
+
+
+@contextlib.contextmanager
+def skill_zero(path: str) -> Iterator[Rule]:
+    """Stockfish at Skill Level 0 and `SKILL_NODES`. It draws by its own clock: no two processes play the same.
+
+    Raises:
+        EngineError: not a Stockfish.
+    """
+    with start_engine(path) as engine:
+        if "Skill Level" not in engine.options:
+            raise EngineError(f"--engine {path}: {engine.id.get('name')} has no Skill Level; expected Stockfish")
+        engine.configure({"Skill Level": 0})
+        limit = chess.engine.Limit(nodes=SKILL_NODES)
+
+        def play(board: chess.Board) -> list[str]:
+            move = engine.play(board, limit, game=object()).move
+            assert move is not None, board.fen()
+            return [move.uci()]
+
+        yield play
 
 
 class EnginePool(contextlib.AbstractContextManager):

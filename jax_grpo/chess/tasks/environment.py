@@ -5,6 +5,7 @@ draw (stalemate, insufficient material, 75 moves: python-chess's `outcome()` wit
 leaves the FEN as it was and sets truncated.
 """
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 import chess
 import numpy as np
 
-from jax_grpo.chess.positions.position import Position
-from jax_grpo.chess.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, legal_uci, state_prompt, state_text
+from jax_grpo.chess.positions.position import Position, legal_uci
+from jax_grpo.chess.positions.rookworld import CHECKMATE, DRAW, ILLEGAL, ORDINARY, state_prompt, state_text
 from jax_grpo.chess.settings import EnvironmentSettings
 from jax_grpo.chess.tasks.chess_task import ChessTask
-from jax_grpo.chess.tasks.stop_rules import environment_stop
 from jax_grpo.tasks.base import Prompt, stack, with_overrides
+from jax_grpo.tasks.stop import StopRule, automaton
 
 LONGEST_FEN = 120  # characters compared; what runs on beyond any FEN only costs time
 WEIGHTS = {
@@ -28,6 +29,13 @@ WEIGHTS = {
     "flags": 0.1,
     "malformed": -1.0,
 }
+
+
+@functools.cache
+def environment_stop() -> StopRule:
+    """After the first character of the fourth `+`-separated field, which is a single flag; nothing after it counts."""
+    any_character = "".join(map(chr, range(256)))
+    return automaton([0, 1, 2, 4, 4], [(0, "+", 1), (1, "+", 2), (2, "+", 3), (3, any_character, 4)])
 
 
 def next_state(board: chess.Board, move: chess.Move) -> str:

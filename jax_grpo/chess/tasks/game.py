@@ -12,16 +12,14 @@ from collections.abc import Sequence
 import chess
 import numpy as np
 
-from jax_grpo.chess.games import ILLEGAL, LENGTH, Game, play_round
+from jax_grpo.chess.games import ILLEGAL, LENGTH, Game, balance, play_round
 from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.positions.values import win_probability
 from jax_grpo.chess.settings import GameSettings
 from jax_grpo.chess.tasks.chess_task import ChessTask
 from jax_grpo.chess.tasks.engine import EnginePool
 from jax_grpo.chess.tasks.opponents import Opponent, PolicyOpponent, make_opponent
-from jax_grpo.chess.tasks.policy import move_prompt, parse_answer
-from jax_grpo.chess.tasks.reference_players import balance
-from jax_grpo.chess.tasks.stop_rules import policy_stop
+from jax_grpo.chess.tasks.policy import move_prompt, parse_answer, policy_stop
 from jax_grpo.tasks.base import Logged, Prompt, stack, with_overrides
 from jax_grpo.tasks.episodes import Episode, EpisodicTask, Write
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import chess
 
-from jax_grpo.chess.positions.rookworld import legal_uci
+from jax_grpo.chess.games import Rule, choose, greedy_capture, two_ply, uniform
+from jax_grpo.chess.positions.position import legal_uci
 from jax_grpo.chess.settings import EngineConfig, GameSettings
 from jax_grpo.chess.tasks.engine import Analysis, EnginePool
 from jax_grpo.chess.tasks.policy import move_prompt, parse_answer
-from jax_grpo.chess.tasks.reference_players import Rule, choose, greedy_capture, two_ply, uniform
 from jax_grpo.tasks.episodes import Policy, Write
 
 PLAYERS: dict[str, Rule] = {"random": uniform, "capture": greedy_capture, "two_ply": two_ply}

@@ -13,16 +13,18 @@ from typing import NamedTuple
 import chess
 import numpy as np
 
-from jax_grpo.chess.positions.own_side import as_white, in_style
-from jax_grpo.chess.positions.position import Position
-from jax_grpo.chess.positions.rookworld import UCI, legal_uci, policy_prompt
+from jax_grpo.chess.positions.position import UCI, Position, as_white, in_style, legal_uci
+from jax_grpo.chess.positions.rookworld import policy_prompt
 from jax_grpo.chess.positions.values import move_table, moves_lost, win_probability
 from jax_grpo.chess.settings import OWN_SIDE, PolicySettings
 from jax_grpo.chess.tasks.chess_task import ChessTask
 from jax_grpo.chess.tasks.engine import EnginePool
-from jax_grpo.chess.tasks.stop_rules import SEEKING, SPACES, policy_stop
 from jax_grpo.tasks.base import Prompt, stack, with_overrides
+from jax_grpo.tasks.stop import StopRule, automaton
 
+# States of the policy rule.
+SEEKING, SEEN_B, SPACES, _FROM_RANK, _TO_FILE, _TO_RANK, _PROMOTION, _ACCEPT = range(8)
+FILES, RANKS, INNER_RANKS, PROMOTIONS = "abcdefgh", "12345678", "234567", "qrbn"
 CANDIDATES = 5
 # What the prompt of a style ends with, and the first state of its stop rule.
 PROMPT_ENDS = {"full": ("M:", SEEKING), "best_move": ("B:", SPACES), OWN_SIDE: ("B:", SPACES)}
@@ -38,6 +40,31 @@ DECAY = 0.7  # of `technique`'s reward, for each move by which the mate is put o
 ONE_MOVE = (" e2e4", " a7a8q")
 ANSWERS = {"full": (" e2e4 g1f3    E: 0.35 -1.2    B: e2e4",), "best_move": ONE_MOVE, OWN_SIDE: ONE_MOVE}
 _NUMBER = re.compile(r"[-+]?[0-9]{1,4}(?:\.[0-9]{1,4})?")
+
+
+@functools.cache
+def policy_stop() -> StopRule:
+    """After the move that follows `B:`.
+
+    `SEEKING` looks for `B:` (full prompts start there); `SPACES` is right after it (reduced prompts start there). A move
+    to an inner rank ends at its fourth character. One to rank 1 or 8 may promote, so the next character decides; it is
+    part of the text only if it is a promotion letter. Anything that cannot continue a move stops at once, excluded.
+    """
+    return automaton(
+        [SEEKING, SEEKING, *[_ACCEPT] * 6],
+        [
+            (SEEKING, "B", SEEN_B),
+            (SEEN_B, "B", SEEN_B),
+            (SEEN_B, ":", SPACES),
+            (SPACES, " ", SPACES),
+            (SPACES, FILES, _FROM_RANK),
+            (_FROM_RANK, RANKS, _TO_FILE),
+            (_TO_FILE, FILES, _TO_RANK),
+            (_TO_RANK, INNER_RANKS, _ACCEPT),
+            (_TO_RANK, "18", _PROMOTION),
+            (_PROMOTION, PROMOTIONS, _ACCEPT),
+        ],
+    )
 
 
 def move_prompt(style: str, fen: str, position: Position | None = None) -> Prompt:
