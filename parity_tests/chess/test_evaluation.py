@@ -12,7 +12,6 @@ import chess.pgn
 import numpy as np
 import pytest
 
-from jax_grpo.chess.evaluate.__main__ import _print as print_tables
 from jax_grpo.chess.evaluate.__main__ import main, parse
 from jax_grpo.chess.evaluate.policy import policy_rows, policy_task
 from jax_grpo.chess.evaluate.puzzles import Mate, mate_rows, read_mates
@@ -23,6 +22,7 @@ from jax_grpo.chess.evaluate.tables import (
     compared,
     comparison_page,
     evaluation_page,
+    print_tables,
     published_figures,
     read_report,
     summary,

@@ -20,11 +20,10 @@ from typing import Any
 
 import chess.engine
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
 
 from jax_grpo.chess.data import arbiter, labels, selfplay
 from jax_grpo.chess.data.shards import SPLITS, DataError, Source, Split, begin_set, write_shards
+from jax_grpo.chess.evaluate.tables import print_tables
 from jax_grpo.chess.positions.files import PositionFileError, text_rows
 from jax_grpo.chess.positions.position import ENDINGS, position_key
 from jax_grpo.chess.positions.rookworld import parse_policy_row
@@ -173,13 +172,10 @@ def _mates(args: argparse.Namespace, command: str) -> None:
 
 def _labels(args: argparse.Namespace, command: str) -> None:
     rows = list(text_rows(args.file, parse_policy_row, without=("A:",)))
-    console = Console(width=None if sys.stdout.isatty() else 120)
 
     def show(title: str, counts: labels.Table) -> None:
-        table = Table("", *counts, title=title, title_justify="left")
-        for name in counts["White"]:
-            table.add_row(name, *(str(own[name]) for own in counts.values()))
-        console.print(table)
+        lines = [[name, *(str(own[name]) for own in counts.values())] for name in counts["White"]]
+        print_tables([(title, ["", *counts], lines)], width=None if sys.stdout.isatty() else 120)
 
     show(f"{args.file.name}: labels", labels.count(rows))
     with _pool(args) as pool, progress_bar() as bar:

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
@@ -233,12 +232,12 @@ def _rows(play: Callable[..., list[dict]], games: int, path: str | None, batch: 
 
 
 def _leave_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever, with its engine: it looks once a second."""
-    parent = os.getppid()
+    """A worker whose parent was killed would wait for work for ever, with its engine."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "workers are spawned"
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

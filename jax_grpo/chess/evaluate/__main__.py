@@ -14,11 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from jax_grpo.chess.evaluate import endgame, tables
 from jax_grpo.chess.evaluate.puzzles import PACKAGED_MATES, PACKAGED_PUZZLES, Mate, Puzzle, read_mates, read_puzzles
 from jax_grpo.chess.evaluate.selfplay import pgn
@@ -55,7 +50,6 @@ def evaluate(
 ) -> tuple[dict, Results]:
     """The JSON-ready report of an evaluation, without anything that changes from one run to the next, and its results."""
     policy = load_named(weights)
-    data = dataclasses.replace(data, style=find_style(weights))
     results = run_suites(suites, OurModel(policy, temperature, data.seed, data.style), data, steps)
     folder = weights_directory(weights)
     settings = {} if is_checkpoint(folder) else read_settings(folder / "config.json")
@@ -193,7 +187,7 @@ def run(arguments: argparse.Namespace) -> list[Path]:
     if arguments.compare:
         reports = [tables.read_report(folder) for folder in arguments.compare]
         pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
-        _print(tables.compared(*reports, brief=True))
+        tables.print_tables(tables.compared(*reports, brief=True))
         out = arguments.out or arguments.compare[1]
         out.mkdir(parents=True, exist_ok=True)
         pictures = save_side_by_side(reports, arguments.compare, out)
@@ -204,37 +198,26 @@ def run(arguments: argparse.Namespace) -> list[Path]:
     require_new(arguments.out / tables.REPORT, "--out")
     arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
     with contextlib.ExitStack() as cleanup:
-        engine, positions, suites = None, [], arguments.suite
+        positions, mates, suites, count = [], [], arguments.suite, arguments.positions or 1000
+        more: dict[str, Any] = {"endgames": arguments.endgames, "style": find_style(arguments.weights)}
         if arguments.engine:
             path = find_engine(None if arguments.engine == "stockfish" else arguments.engine, "--engine")
-            engine = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
+            more["engine"] = cleanup.enter_context(EnginePool(EngineConfig(path=path, nodes=arguments.nodes)))
         if OF_POSITIONS & set(suites):
-            positions = _positions(arguments.data or "packaged", arguments.split or "test")
-        mates = read_mates(arguments.mates or PACKAGED_MATES) if "mates" in suites else []
-        positions = positions[: arguments.positions or 1000]
-        data = Data(positions, mates, arguments.games, arguments.half_moves, arguments.seed, engine, arguments.endgames)
+            positions = _positions(arguments.data or "packaged", arguments.split or "test")[:count]
+        if "mates" in suites:
+            mates = read_mates(arguments.mates or PACKAGED_MATES)
         if "puzzles" in suites:
-            data = dataclasses.replace(data, puzzles=read_puzzles(arguments.puzzles, arguments.positions or 1000))
+            more["puzzles"] = read_puzzles(arguments.puzzles, count)
         if "strength" in suites:
-            data = dataclasses.replace(data, **_tables(arguments))
+            more |= _tables(arguments)
             if arguments.engine:
-                data = dataclasses.replace(data, skill_zero=cleanup.enter_context(skill_zero(path)))
+                more["skill_zero"] = cleanup.enter_context(skill_zero(path))
+        data = Data(positions, mates, arguments.games, arguments.half_moves, arguments.seed, **more)
         steps = cleanup.enter_context(timed_parts())
         report, results = evaluate(arguments.weights, suites, data, arguments.temperature, steps)
-    _print(tables.summary(report))
+    tables.print_tables(tables.summary(report))
     return save(report, results, data, arguments.out)
-
-
-def _print(shown: Sequence[tables.Table]) -> None:
-    """Tables on the console, within its width."""
-    console = Console(highlight=False, markup=False)
-    for title, head, rows in shown:
-        table = Table(*head[:1], title=title, title_justify="left", box=box.SIMPLE_HEAD)
-        for name in head[1:]:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*map(Text, row))  # brackets are intervals, no markup
-        console.print(table)
 
 
 def _positions(source: str, split: str) -> list[Position]:

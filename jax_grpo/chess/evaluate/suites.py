@@ -11,17 +11,8 @@ from typing import Any
 import chess
 
 from jax_grpo.chess import games
-from jax_grpo.chess.evaluate import by_side, endgame, puzzles, selfplay, side_by_side, strength
-from jax_grpo.chess.evaluate.policy import (
-    MOVE,
-    ROW,
-    model_player,
-    move_logps,
-    policy_rows,
-    policy_task,
-    random_legal,
-    written_moves,
-)
+from jax_grpo.chess.evaluate import by_side, endgame, policy, puzzles, selfplay, side_by_side, strength
+from jax_grpo.chess.evaluate.policy import MOVE, ROW, model_player, policy_task, random_legal, written_moves
 from jax_grpo.chess.evaluate.puzzles import Mate, Puzzle
 from jax_grpo.chess.games import REFERENCE_PLAYERS, Game, Player, Rule
 from jax_grpo.chess.positions.position import Position
@@ -77,9 +68,9 @@ class Results:
 class OurModel:
     """The model that is judged, answering by our own rollout; whatever has these two methods is judged by the same code."""
 
-    def __init__(self, policy: Policy, temperature: float, seed: int, style: str = "best_move"):
+    def __init__(self, model: Policy, temperature: float, seed: int, style: str = "best_move"):
         self._style = style  # as `Data.style`
-        self._policy, self._seed = policy, seed
+        self._policy, self._seed = model, seed
         self._modes = {"greedy": (0.0, 1), "sampled": (temperature, 1), "samples": (temperature, strength.SAMPLES)}
         self._made: dict[tuple[str, str], Generator] = {}
 
@@ -97,8 +88,8 @@ class OurModel:
         return self._made[kind, mode]
 
     def move_logps(self, positions: Sequence[Position], tick: Tick) -> list[dict[str, float]]:
-        """As `move_logps.move_logps`."""
-        return move_logps(self._policy, positions, tick, self._style)
+        """As `policy.move_logps`."""
+        return policy.move_logps(self._policy, positions, tick, self._style)
 
 
 def run_suites(suites: Sequence[str], model: OurModel, data: Data, steps: BeginPart) -> Results:
@@ -123,7 +114,7 @@ def _moves(
 def _policy(model: OurModel, data: Data, steps: BeginPart, results: Results) -> None:
     positions = labelled(data.positions, data.engine)
     for kind, style, mode, completions in _moves(model, "policy", positions, data, steps):
-        rows = policy_rows(style, positions, completions, data.engine)
+        rows = policy.policy_rows(style, positions, completions, data.engine)
         results.add(f"policy/{kind}/{mode}", summarise(rows, by_side(positions)))
         if (kind, mode) == (MOVE, "greedy"):
             results.moves = {

@@ -21,12 +21,11 @@ from typing import Any
 
 import chess
 import chess.pgn
-from rich.console import Console
-from rich.table import Table
 
 import jax_grpo
 from jax_grpo.chess import games
 from jax_grpo.chess.evaluate.policy import written_moves
+from jax_grpo.chess.evaluate.tables import print_tables
 from jax_grpo.chess.games import ILLEGAL, LENGTH, Game, Player, Rule, random_opening
 from jax_grpo.chess.play.player import Player as ModelPlayer
 from jax_grpo.chess.play.ratings import elo_of_pairs, elo_range, fit_ratings, signed
@@ -238,16 +237,15 @@ def summary(played: Sequence[Game]) -> dict[str, Any]:
 
 def show(record: dict[str, Any]) -> None:
     """Tables of the matches and of the ratings."""
-    console = Console(highlight=False)
-    table = Table("first", "second", "won", "drawn", "lost", "score", "Elo difference", "95 %")
+    rows = []
     for match in record["matches"]:
-        results = (str(match[name]) for name in ("wins", "draws", "losses"))
-        row = (*results, f"{match['score']:.1%}", signed(match["elo"]), elo_range(match["elo_interval"]))
-        table.add_row(match["first"], match["second"], *row)
-    console.print(table)
+        results = (str(match[name]) for name in ("first", "second", "wins", "draws", "losses"))
+        rows.append([*results, f"{match['score']:.1%}", signed(match["elo"]), elo_range(match["elo_interval"])])
+    tables = [("matches", ["first", "second", "won", "drawn", "lost", "score", "Elo difference", "95 %"], rows)]
     if "ratings" in record:
-        table = Table("rating", "Elo", "95 %", "games", title=f"all games together, {ANCHOR} = 0", title_justify="left")
+        rows = []
         for name, rating in sorted(record["ratings"].items(), key=lambda item: -item[1]["elo"]):
             elo, low, high = (str(round(rating[key])) for key in ("elo", "low", "high"))
-            table.add_row(name, elo, f"{low} to {high}", str(rating["games"]))
-        console.print(table)
+            rows.append([name, elo, f"{low} to {high}", str(rating["games"])])
+        tables.append((f"all games together, {ANCHOR} = 0", ["rating", "Elo", "95 %", "games"], rows))
+    print_tables(tables)

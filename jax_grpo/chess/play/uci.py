@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 COMMANDS = {"uci", "isready", "setoption", "ucinewgame", "position", "go", "stop", "ponderhit", "quit"}
 LIMITS = {"wtime", "btime", "winc", "binc", "movestogo", "depth", "nodes", "mate", "movetime", "infinite", "ponder"}
 FALLBACK = "fallback "  # begins the line about a move that the model did not write; JSON follows, see `Engine._answer`
-OPTIONS = {  # name: value at first, type as `uci` describes it, how a value is read, its bounds
-    "Temperature": (0.0, "type string default 0", float, 0, 100),
-    "TopK": (0, "type spin default 0 min 0 max 1000", int, 0, 1000),
-    "TopP": (1.0, "type string default 1", float, 1e-6, 1),
-    "Seed": (0, "type spin default 0 min 0 max 2147483647", int, 0, 2**31 - 1),
-    "MultiPV": (1, "type spin default 1 min 1 max 218", int, 1, 218),
+OPTIONS = {  # name: value at first, its bounds; UCI has no type of fractions, which are texts to it
+    "Temperature": (0.0, 0, 100),
+    "TopK": (0, 0, 1000),
+    "TopP": (1.0, 1e-6, 1),
+    "Seed": (0, 0, 2**31 - 1),
+    "MultiPV": (1, 1, 218),
 }
 
 
@@ -66,8 +66,11 @@ class Engine:
     def _uci(self, words: list[str]) -> None:
         self._write(f"id name jax_grpo {jax_grpo.__version__}")
         self._write("id author the jax_grpo authors")
-        for name, (_, description, *_) in OPTIONS.items():
-            self._write(f"option name {name} {description}")
+        for name, (first, low, high) in OPTIONS.items():
+            kind = (
+                f"spin default {first} min {low} max {high}" if isinstance(first, int) else f"string default {first:g}"
+            )
+            self._write(f"option name {name} type {kind}")
         self._write("uciok")
 
     def _isready(self, words: list[str]) -> None:
@@ -89,9 +92,9 @@ class Engine:
         if option is None:
             self._write(f"info string no option {name!r}; there are {', '.join(OPTIONS)}")
             return
-        _, _, read, low, high = OPTIONS[option]
+        first, low, high = OPTIONS[option]
         try:
-            number = read(value)
+            number = type(first)(value)
             if not low <= number <= high:  # also refuses NaN
                 raise ValueError(f"expected {low} to {high}")
         except ValueError as error:
