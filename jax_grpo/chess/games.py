@@ -6,6 +6,7 @@ ratings.
 """
 
 import dataclasses
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,11 +137,6 @@ def to_pgn(game: Game, players: tuple[str, str], headers: Mapping[str, str], com
     return pgn
 
 
-def random_move(board: chess.Board, rng: random.Random) -> str:
-    """A uniform legal move in UCI, which does not depend on the order that python-chess generates moves in."""
-    return rng.choice(sorted(legal_uci(board)))
-
-
 def random_opening(rng: random.Random, half_moves: int) -> chess.Board:
     """A position after random half-moves from the start, the game not over."""
     while True:
@@ -241,3 +237,6 @@ REFERENCE_PLAYERS: dict[str, Rule] = {"uniform": uniform, "greedy_capture": gree
 def choose(rule: Rule, board: chess.Board, rng: random.Random) -> str:
     """The move that the player of a rule plays, in UCI."""
     return rng.choice(rule(board))
+
+
+random_move = functools.partial(choose, uniform)  # does not depend on the order that python-chess generates moves in
