@@ -4,9 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_grpo.chess.settings import OWN_SIDE
-from jax_grpo.config.files import ADAPTER_CONFIG, is_adapter, is_checkpoint, read_settings, weights_directory
+from jax_grpo.config import ConfigError
+from jax_grpo.config.files import (
+    ADAPTER_CONFIG,
+    RUN_WEIGHTS,
+    is_adapter,
+    is_checkpoint,
+    read_settings,
+    weights_directory,
+)
+from jax_grpo.config.loading import read_yaml
+from jax_grpo.names import TASKS
 from jax_grpo.run.files import read_manifest
 
+OF_CHESS = "jax_grpo.chess."
 PROMPT_STYLE = "prompt_style"  # what config.json calls how a model is asked, where that is `OWN_SIDE`
 
 
@@ -20,6 +31,26 @@ def find_style(weights: str) -> str:
     else:
         styles = [read_settings(folder / (ADAPTER_CONFIG if is_adapter(folder) else "config.json")).get(PROMPT_STYLE)]
     return OWN_SIDE if OWN_SIDE in styles else "best_move"
+
+
+def require_chess(weights: str) -> None:
+    """Refuses, with a ConfigError, weights of a run whose tasks are all others of this package than chess."""
+    folder = weights_directory(weights)
+    config = folder.parent / "config.yaml"
+    if is_checkpoint(folder):
+        section = read_manifest(folder).get("config", {}).get("task", {})
+    elif folder.name == RUN_WEIGHTS and config.is_file():
+        section = read_yaml(str(config))[0].get("task", {})
+    else:
+        return
+    tasks = [task for task, _ in tasks_of(section)]
+    if not any(
+        TASKS.get(task, OF_CHESS).startswith(OF_CHESS) for task in tasks
+    ):  # of a user's own task nothing is known
+        raise ConfigError(
+            f"--weights {weights}: its run trained {', '.join(tasks)}, and all suites are of chess; its held-out scores are the "
+            "eval/... of its metrics.jsonl. To see how it plays chess give the suites, such as --suite policy"
+        )
 
 
 def tasks_of(section: Mapping[str, Any]) -> list[tuple[str, str]]:

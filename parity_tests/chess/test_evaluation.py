@@ -401,6 +401,28 @@ def test_names_of_weights_that_cannot_be_used_are_one_clear_error(tmp_path):
         require_weights(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("task", "refused"),
+    [
+        ("{name: prompts}", True),
+        ("{name: mixed, mixture: {sums: {task: prompts}, guess: {share: 1.0}}}", True),
+        ("{name: mixed, mixture: {sums: {task: prompts}, policy: {share: 1.0}}}", False),
+        ("{name: 'mine.py:Task'}", False),
+        ("{}", False),
+    ],
+)
+def test_all_suites_are_refused_to_a_run_that_trained_no_chess(task, refused, tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text(f"task: {task}\n")
+    unreadable = re.escape(f"{tmp_path / 'weights'}")  # the error of such a config.json
+    words = "its run trained prompts.*, and all suites are of chess" if refused else unreadable
+    with pytest.raises(SystemExit, match=words):
+        main(["--weights", str(tmp_path), "--out", str(tmp_path / "out"), "--games", "1"])
+    with pytest.raises(SystemExit, match=unreadable):
+        main(["--weights", str(tmp_path), "--out", str(tmp_path / "out"), "--suite", "mates"])
+
+
 def test_the_tokenizer_is_found_beside_the_weights_or_by_gpt2s_vocabulary(tmp_path):
     shape = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 16}
     (tmp_path / "config.json").write_text(json.dumps(shape | {"vocab_size": 50257}))

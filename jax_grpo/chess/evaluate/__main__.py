@@ -33,7 +33,7 @@ from jax_grpo.chess.positions.position import Position
 from jax_grpo.chess.positions.sources import PACKAGED_SOURCES, read_packaged, read_set
 from jax_grpo.chess.positions.values import NotATable, move_table
 from jax_grpo.chess.settings import EngineConfig
-from jax_grpo.chess.style import find_style
+from jax_grpo.chess.style import find_style, require_chess
 from jax_grpo.chess.tasks.engine import EngineError, EnginePool, find_engine, skill_zero
 from jax_grpo.config.files import read_settings, require_weights, weights_directory
 from jax_grpo.evaluate import MODES, EvaluationError
@@ -195,6 +195,8 @@ def run(arguments: argparse.Namespace) -> list[Path]:
         texts = {"comparison.json": pairs, "comparison.md": tables.comparison_page(*reports) + shown}
         return _write(texts, out) + pictures
     require_weights(arguments.weights)
+    if arguments.suite == list(SUITES):
+        require_chess(arguments.weights)
     require_new(arguments.out / tables.REPORT, "--out")
     arguments.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
     with contextlib.ExitStack() as cleanup:
