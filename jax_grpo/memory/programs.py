@@ -6,7 +6,9 @@ Shapes follow each other as in training: the results of one program are the argu
 import contextlib
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -57,11 +59,10 @@ class Program(NamedTuple):
     @property
     def generates(self) -> bool:
         """Whether it makes completions, and so has a cache; micro-batches do not change its memory."""
-        return self.name in ("rollout", LATER_TURNS) or self.name.startswith(EVALUATION)
+        return self.name.startswith(("rollout", EVALUATION))
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Programs of a run and the arrays that stay in memory from one to the next."""
 
     programs: tuple[Program, ...]  # an iteration's in the order they run, then the evaluation's
@@ -100,19 +101,19 @@ def architecture(config: ModelConfig, tokenizer: Tokenizer) -> tuple[Architectur
     Raises:
         WeightsError, CheckpointError: the folder, or the file `model.architecture`, describes no model that can be built.
     """
-    if config.weights is None:
-        return random_architecture(config, tokenizer), None
-    folder = weights_directory(config.weights)
-    if is_checkpoint(folder):
-        return Architecture.from_json(read_manifest(folder)["architecture"]), None
-    if (folder / "config.json").exists():
-        return read_config(folder), None
-    if config.architecture is not None:
-        return read_config(config.architecture), None
-    sizes = {name: getattr(config, name) or value for name, value in GPT2_SMALL.items()}
-    words = ", ".join(f"{name} {value}" for name, value in sizes.items())
-    assumed = f"{folder} is not on this machine: assumed {words} (model.num_layers and its kin say otherwise)"
-    return random_architecture(config.model_copy(update=sizes), tokenizer), assumed
+    assumed = None
+    if config.weights is not None:
+        folder = weights_directory(config.weights)
+        if is_checkpoint(folder):
+            return Architecture.from_json(read_manifest(folder)["architecture"]), None
+        if (folder / "config.json").exists():
+            return read_config(folder), None
+        if config.architecture is None:
+            sizes = {name: getattr(config, name) or value for name, value in GPT2_SMALL.items()}
+            words = ", ".join(f"{name} {value}" for name, value in sizes.items())
+            assumed = f"{folder} is not on this machine: assumed {words} (model.num_layers and its kin say otherwise)"
+            config = config.model_copy(update=sizes)
+    return random_architecture(config, tokenizer), assumed
 
 
 def _tokenizer_and_sizes(config: ModelConfig) -> tuple[Tokenizer, Architecture, str | None]:
@@ -141,20 +142,19 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
     tokenizer, sizes, assumed = _tokenizer_and_sizes(config.model)
     model = nnx.eval_shape(lambda: build_model(config.model, sizes, seed=0, vocabulary=tokenizer.vocab_size))
     graphdef, params = nnx.split(model, nnx.Param)
-    trained, base = divided(params)
     columns = sum(sizes.qkv), sizes.inner, *(() if config.model.adapter is None else sizes.qkv)
     require_fitting(config.mesh, sizes.num_heads, sizes.kv_heads, sizes.hidden_size, *columns)
-    params, trained, base = (layout.parameter_shapes(tree) for tree in (params, trained, base))
+    params = layout.parameter_shapes(params)
+    trained, base = divided(params)
+    learning, windows = config.learning(), config.windows()
     with contextlib.closing(make_task(config.task)) as task:
         functions = make_programs(config, graphdef, tokenizer, task, layout)
         evaluates = config.evaluation.positions > 0
         modes = during_training.make_programs(graphdef, tokenizer, task, config, layout) if evaluates else {}
-    state, in_host = _state(config, trained, layout, shares_host_memory)
-    resident = {"parameters": size(trained), "moments": size(state.opt_state) - in_host.get("moments", 0)}
+    state, own = _state_and_reference(config, trained, layout)
+    reference = None if own is None else joined(own, base)
     of_base = () if base is None else ("base",)
-    resident |= {name: size(base) for name in of_base}
     all_weights = (*of_base, "parameters")
-    windows = config.windows()
     inputs = _first_turn(config, layout, params, config.prompts.per_iteration)
     rollout = jax.eval_shape(functions.generate, *inputs)
     programs = [Program("rollout", functions.generate, inputs, all_weights)]
@@ -163,21 +163,17 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
         programs.append(Program(LATER_TURNS, functions.next_turn, later, all_weights))
         rollout = _in_columns(rollout[0], windows.columns)
     batch: Batch = layout.prompt_shapes(jax.eval_shape(unscored, *inputs[1:3], rollout))
-    if config.learning().needs_old_logp or state.reference is not None:
+    if learning.needs_old_logp or state.reference is not None:
         programs.append(Program("score", functions.score, (params, batch), all_weights))
-    reference = None
-    if config.kl.beta > 0:
-        own, on_host = _reference(config, trained, layout, shares_host_memory)
-        (in_host if on_host else resident)["reference"], reference = size(own), joined(own, base)
+    if reference is not None:
         programs.append(Program("reference", functions.score, (reference, batch), (*of_base, "reference")))
-
     if functions.task_policy is not None:
         which = "reference" if getattr(task, "asks", None) == "reference" else "parameters"
         given = _first_turn(config, layout, reference if which == "reference" else params, during_training.BATCH)
         programs.append(Program("partner", functions.task_policy.program.generate, given, (*of_base, which)))
 
     def first_minibatch(*given: Any) -> Batch:
-        return piece(split(with_logps(config.learning(), functions.score, *given), config.update.minibatches), 0)
+        return piece(split(with_logps(learning, functions.score, *given), config.update.minibatches), 0)
 
     minibatch = layout.prompt_shapes(jax.eval_shape(first_minibatch, params, reference, batch))
     held = (*all_weights, "moments") if state.reference is None else (*all_weights, "moments", "reference")
@@ -188,27 +184,23 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
             first = modes[name.removesuffix(during_training.LATER_TURNS)]
             given = _later_turn(given, jax.eval_shape(first, *given), windows.observation, layout)
         programs.append(Program(f"{EVALUATION}{name}", jitted, given, all_weights))
-    return Run(tuple(programs), resident, in_host, sizes, assumed, config.mesh.sizes)
+    kept: dict[str, Any] = {"parameters": trained, "moments": state.opt_state, "base": base, "reference": own}
+    resident, in_host = Counter[str](), Counter[str]()
+    for name, tree in kept.items():
+        for leaf in jax.tree.leaves(tree):
+            away = getattr(leaf.sharding, "memory_kind", None) == HOST and not shares_host_memory
+            (in_host if away else resident)[name] += size(leaf)
+    return Run(tuple(programs), dict(resident), dict(in_host), sizes, assumed, config.mesh.sizes)
 
 
-def _state(config: Config, trained: Any, layout: Layout, shares_host_memory: bool) -> tuple[TrainState, dict[str, int]]:
-    """Shapes of the training state around what is trained, and bytes of what of it stays in the host's memory."""
-    state: TrainState = layout.parameter_shapes(
-        jax.eval_shape(lambda trained: init_state(trained, config.learning()), trained)
-    )
-    if not config.update.offload_optimizer:
-        return state, {}
-    state = dataclasses.replace(state, opt_state=jax.tree.map(_in_host_memory, state.opt_state))
-    moments = size([leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.sharding])
-    return state, {} if shares_host_memory else {"moments": moments}
-
-
-def _reference(config: Config, trained: Any, layout: Layout, shares_host_memory: bool) -> tuple[Any, bool]:
-    """Shapes of the reference where it stays, and whether that is a memory of the host's own."""
-    own = layout.parameter_shapes(jax.eval_shape(lambda trained: reference_copy(trained, config.kl), trained))
-    if not config.kl.offload_reference:
-        return own, False
-    return jax.tree.map(_in_host_memory, own), not shares_host_memory
+def _state_and_reference(config: Config, trained: Any, layout: Layout) -> tuple[TrainState, Any]:
+    """Shapes around what is trained, in the memory where they stay; without a KL term there is no reference."""
+    state: TrainState = jax.eval_shape(partial(init_state, learning=config.learning()), trained)
+    own = jax.eval_shape(partial(reference_copy, config=config.kl), trained) if config.kl.beta > 0 else None
+    state, own = layout.parameter_shapes(state), layout.parameter_shapes(own)
+    if config.update.offload_optimizer:
+        state = dataclasses.replace(state, opt_state=_in_host_memory(state.opt_state))
+    return state, _in_host_memory(own) if config.kl.offload_reference else own
 
 
 def generated(program: Program) -> tuple[Rollout, EpisodeCache | None]:
@@ -217,9 +209,10 @@ def generated(program: Program) -> tuple[Rollout, EpisodeCache | None]:
     return (made, None) if isinstance(made, Rollout) else made
 
 
-def _in_host_memory(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+def _in_host_memory(tree: Any) -> Any:
     # `jax.eval_shape` forgets the memory. The device is whatever the program is compiled for (`compile.compile_program`).
-    return leaf.update(sharding=SingleDeviceSharding(jax.devices()[0], memory_kind=HOST)) if leaf.ndim else leaf
+    host = SingleDeviceSharding(jax.devices()[0], memory_kind=HOST)
+    return jax.tree.map(lambda leaf: leaf.update(sharding=host) if leaf.ndim else leaf, tree)
 
 
 def _first_turn(config: Config, layout: Layout, params: Any, prompts: int) -> tuple[Any, ...]:
