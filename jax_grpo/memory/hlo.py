@@ -24,10 +24,6 @@ class Array(NamedTuple):
     sizes: tuple[int, ...]
 
     @property
-    def elements(self) -> int:
-        return math.prod(self.sizes)
-
-    @property
     def width(self) -> int:
         """Bits of an element; a predicate takes a byte."""
         width = re.search(r"\d+", self.dtype)
@@ -35,7 +31,7 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return math.ceil(self.elements * self.width / 8)
+        return math.ceil(math.prod(self.sizes) * self.width / 8)
 
 
 class Instruction(NamedTuple):

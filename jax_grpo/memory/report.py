@@ -7,7 +7,7 @@ copy of a weight, one as wide as the vocabulary is logits, one of the cache's si
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import jax
 import numpy as np
 
 from jax_grpo.config import Config
-from jax_grpo.memory.collectives import collectives
 from jax_grpo.memory.compile import POOL, Compiled, compile_program, device
-from jax_grpo.memory.dumps import Live
 from jax_grpo.memory.fit import largest_completions, run_on
 from jax_grpo.memory.launches import launches_of
 from jax_grpo.memory.programs import Program, Run, generated, on_a_device
+from jax_grpo.memory.traffic import collectives
 from jax_grpo.mesh import gathered_shape
 from jax_grpo.report.pictures import saved_figure
 from jax_grpo.rollout.decoding import chunk_lengths
@@ -71,30 +70,31 @@ def report(config: Config, target: str, *, search: bool = False, launches: bool 
 
 def _of_program(target: str, run: Run, program: Program, counted: Config | None) -> dict[str, Any]:
     compiled = compile_program(target, program)
-    parts = bytes_by_part(run, program, compiled)
-    moved = collectives(compiled.hlo, run.mesh) if math.prod(run.mesh.values()) > 1 else []
+    parts, moved = bytes_by_part(run, program, compiled), collectives(compiled.hlo, run.mesh)
     return {
         "name": program.name,
         **{name: getattr(compiled, name) for name in COUNTS},
         "peak": compiled.total,
         "total": sum(parts.values()),
         "parts": parts,
-        "buffers": _alike([live for live in compiled.live if live.place == "temporary"], run, program),
+        "buffers": _buffers(run, program, compiled)[:TOP],
         **({"moved": [each._asdict() for each in moved]} if moved else {}),
         **({"launches": launches_of(target, counted, run, program, compiled)} if counted else {}),
     }
 
 
-def _alike(temporaries: Sequence[Live], run: Run, program: Program) -> list[dict[str, Any]]:
-    """Twelve layers make twelve arrays of each kind: one entry with their number and sum."""
-    groups: dict[tuple[str, str, str], list[Live]] = defaultdict(list)
-    for live in temporaries:
-        groups[live.shape, live.operation, live.source].append(live)
+def _buffers(run: Run, program: Program, compiled: Compiled) -> list[dict[str, Any]]:
+    """Temporaries, largest first. Twelve layers make twelve arrays of each kind: one entry with their number and sum."""
+    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for live in compiled.live:
+        if live.place == "temporary":
+            groups[live.shape, live.operation, live.source].append(live.size)
     buffers = []
     for (shape, operation, source), alike in groups.items():
-        sizes = {"count": len(alike), "size": sum(live.size for live in alike), "shape": shape}
-        buffers.append({**sizes, "part": part_of(alike[0], run, program), "operation": operation, "source": source})
-    return sorted(buffers, key=lambda buffer: -buffer["size"])[:TOP]
+        sizes = {"count": len(alike), "size": sum(alike), "shape": shape}
+        part = _part_of(shape, operation, run, program)
+        buffers.append({**sizes, "part": part, "operation": operation, "source": source})
+    return sorted(buffers, key=lambda buffer: -buffer["size"])
 
 
 def bytes_by_part(run: Run, program: Program, compiled: Compiled) -> dict[str, int]:
@@ -109,34 +109,30 @@ def bytes_by_part(run: Run, program: Program, compiled: Compiled) -> dict[str, i
     out["batch"] = compiled.arguments - sum(out[name] for name in program.holds)
     out["results"] = compiled.outputs - compiled.aliased
     out["gaps"] = compiled.temporaries
-    for live in compiled.live:
-        if live.place == "temporary":
-            out[part_of(live, run, program)] += live.size
-            out["gaps"] -= live.size
+    for buffer in _buffers(run, program, compiled):
+        out[buffer["part"]] += buffer["size"]
+        out["gaps"] -= buffer["size"]
     return {name: out[name] for name in PARTS if out[name] > 0}
 
 
-def part_of(live: Live, run: Run, program: Program) -> str:
-    """The part of a temporary, by its shape."""
-    shape = _SHAPE.match(live.shape)
-    if shape is None:
+def _part_of(shape: str, operation: str, run: Run, program: Program) -> str:
+    """The part of a temporary, by its shape (`f32[8,4]`) and what made it."""
+    array, sizes = _SHAPE.match(shape), run.architecture
+    if array is None:
         return "activations"
-    dims = sorted(int(n) for n in shape.group(2).split(",") if n)
-    matrices = program.weights
-    weights = [leaf for leaf in matrices if dims in (sorted(on_a_device(leaf)), sorted(gathered_shape(leaf)))]
+    dims = sorted(int(n) for n in array.group(2).split(",") if n)
+    weights = [leaf for leaf in program.weights if dims in (sorted(on_a_device(leaf)), sorted(gathered_shape(leaf)))]
     if weights:
         # A weight's gradient leaves its matmul in the compute dtype, so that only its maker tells it from a cast weight.
-        stored = shape.group(1) == _DTYPES.get(str(weights[0].dtype))
-        gradient = stored or "transpose(jvp" in live.operation
-        if program.name == "update" and gradient:
+        stored = array.group(1) == _DTYPES.get(str(weights[0].dtype))
+        if program.name == "update" and (stored or "transpose(jvp" in operation):
             return "gradients"
         return "weights cast" if any(dims == sorted(on_a_device(leaf)) for leaf in weights) else "weights gathered"
-    rows = {on_a_device(leaf)[0] for leaf in matrices if leaf.shape[0] == run.architecture.padded_vocab_size}
-    if {run.architecture.vocab_size, run.architecture.padded_vocab_size, *rows} & set(dims):
+    rows = {on_a_device(leaf)[0] for leaf in program.weights if leaf.shape[0] == sizes.padded_vocab_size}
+    if {sizes.vocab_size, sizes.padded_vocab_size, *rows} & set(dims):
         return "logits"
-    if program.generates and math.prod(dims) in _cache_sizes(run, program):
-        return "KV cache"
-    return "activations"
+    cached = program.generates and math.prod(dims) in _cache_sizes(run, program)
+    return "KV cache" if cached else "activations"
 
 
 def _cache_sizes(run: Run, program: Program) -> set[int]:

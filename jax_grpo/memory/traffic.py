@@ -1,29 +1,34 @@
-"""Bytes that each instruction of an optimised HLO module moves, and the FLOPs of its matmuls. Knows no thunks and no configs.
+"""Bytes that each instruction of an optimised HLO module moves, the FLOPs of its matmuls, and bytes sent between devices.
 
 A kernel's bytes are those of its operands and results, each once, as if nothing stayed in a cache from one kernel to the next. Of a
 slice or a gather they are what it takes, of an update in place what it writes: a decode step touches a column of its cache there,
-not the cache. A matmul's tiles that read an operand again find it in the L2 cache, and are not counted.
+not the cache. A matmul's tiles that read an operand again find it in the L2 cache, and are not counted. Knows no config.
 """
 
-import dataclasses
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 from jax_grpo.memory.hlo import Instruction, Module
 
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _ALIASED = re.compile(r"\{(\d*)\}: \(\d+, \{")  # a result's number, of those that are an operand's memory
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{\{([\d,{}]*)\}\}")
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+OPCODES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 _SAME_MEMORY = ("bitcast", "get-tuple-element", "reshape")
 _WORKSPACE = "s8"  # of cuBLAS, its last result: memory to work in
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What one kernel does at the least."""
 
-    moved: int = 0  # bytes read and written
-    flops: Counter[str] = dataclasses.field(default_factory=Counter)  # of matmuls, by their operands' dtype
+    moved: int  # bytes read and written
+    flops: Counter[str]  # of matmuls, by their operands' dtype
     opaque: bool = False  # a kernel of its own whose FLOPs the HLO does not say (Pallas)
 
 
@@ -31,22 +36,20 @@ def cost(module: Module, name: str) -> Cost:
     """Cost of the kernel that an instruction became; of an unknown name, nothing."""
     instruction = module.instructions.get(name)
     if instruction is None:
-        return Cost()
+        return Cost(0, Counter())
     if fused := instruction.fused:
         (root,) = (inner for inner in module.computations[fused] if inner.is_root)
         moved = sum(_read(module, parameter) for parameter in _parameters(module, fused))
         return Cost(moved + _written(module, root), _flops(module, instruction))
     operands = [module.instructions[operand] for operand in instruction.operands if operand in module.instructions]
     if instruction.opcode == "dynamic-update-slice":
-        return Cost(2 * operands[1].bytes)
+        return Cost(2 * operands[1].bytes, Counter())
     if instruction.opcode in ("slice", "dynamic-slice", "gather"):
-        return Cost(2 * instruction.bytes)
-    moved = sum(operand.bytes for operand in operands) + instruction.bytes
-    if instruction.opcode != "custom-call":
-        return Cost(moved, _flops(module, instruction))
-    matmul = 'custom_call_target="__cublas' in instruction.line
-    flops = _flops(module, instruction) if matmul else Counter()
-    return Cost(moved - _not_written(instruction), flops, opaque=not matmul)
+        return Cost(2 * instruction.bytes, Counter())
+    moved, is_call = sum(operand.bytes for operand in operands) + instruction.bytes, instruction.opcode == "custom-call"
+    opaque = is_call and 'custom_call_target="__cublas' not in instruction.line
+    flops = Counter() if opaque else _flops(module, instruction)
+    return Cost(moved - (_not_written(instruction) if is_call else 0), flops, opaque)
 
 
 def _parameters(module: Module, computation: str) -> list[Instruction]:
@@ -104,7 +107,7 @@ def _flops(module: Module, instruction: Instruction) -> Counter[str]:
     left, right = (module.instructions[name].arrays[0] for name in instruction.operands[:2])
     length = math.prod(left.sizes[int(n)] for n in contracted.group(1).replace('"', "").split(",") if n)
     wider = max(left, right, key=lambda array: array.width)
-    return Counter({wider.dtype: 2 * instruction.arrays[0].elements * length})
+    return Counter({wider.dtype: 2 * math.prod(instruction.arrays[0].sizes) * length})
 
 
 def _not_written(call: Instruction) -> int:
@@ -114,3 +117,69 @@ def _not_written(call: Instruction) -> int:
     if others and last.dtype == _WORKSPACE:
         aliased.add(len(others))
     return sum(array.bytes for number, array in enumerate(call.arrays) if number in aliased)
+
+
+class Moved(NamedTuple):
+    """What the collectives of one kind over one axis do in a run of the program."""
+
+    axis: str  # `fsdp`, or several: `data and fsdp`
+    opcode: str
+    times: int  # arrays moved
+    bytes: int  # that a device sends
+    in_open_loop: bool  # some stand in a loop whose trips are not known: `times` and `bytes` are of one of them
+
+
+def collectives(hlo: str, mesh: Mapping[str, int]) -> list[Moved]:
+    """Of a program of the devices of `mesh`, sizes by axis in the order that devices are counted in; the most bytes first.
+
+    A device's own share, as rings move it: of n devices it sends (n - 1) / n of what an all-gather returns, and twice that of what
+    an all-reduce does. Loops count as often as XLA knows that they run; one whose trips depend on the data counts once, marked.
+    """
+    module, moved = Module(hlo), dict[tuple[str, str], Moved]()
+    for instruction, times, is_open in _runs(module, module.entry):
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in OPCODES:
+            groups_GD = _groups(instruction.line, math.prod(mesh.values()))
+            key, sent = (_axes(groups_GD, mesh), kind), _sent(kind, instruction, groups_GD.shape[1])
+            before = moved.get(key, Moved(*key, 0, 0, False))
+            moved[key] = Moved(*key, before.times + times, before.bytes + times * sent, is_open or before.in_open_loop)
+    return sorted(moved.values(), key=lambda each: -each.bytes)
+
+
+def _sent(kind: str, instruction: Instruction, size: int) -> int:
+    """Bytes that a device sends of one collective of so many devices."""
+    result = instruction.bytes
+    if instruction.opcode == "all-gather-start":  # operands stand before the results
+        result = result * size // (size + 1)
+    elif instruction.opcode == "collective-permute-start":  # operand, result and two numbers
+        result = instruction.arrays[0].bytes
+    share = {"all-reduce": 2 * (size - 1) / size, "reduce-scatter": size - 1, "collective-permute": 1.0}
+    return round(result * share.get(kind, (size - 1) / size))
+
+
+def _runs(module: Module, name: str, times: int = 1, is_open: bool = False) -> Iterator[tuple[Instruction, int, bool]]:
+    """Instructions that a computation reaches, how often each runs, and whether a loop of unknown length is around it."""
+    for instruction in module.computations[name]:
+        yield instruction, times, is_open
+        loops = instruction.trips if instruction.opcode == "while" else 1
+        for called in instruction.called:
+            yield from _runs(module, called, times * (loops or 1), is_open or loops is None)
+
+
+def _groups(line: str, devices: int) -> np.ndarray:
+    """Numbers [G, D] of the devices that exchange with each other; of a permutation, pairs of them; where none are said, all."""
+    if listed := _LISTED.search(line):
+        groups = listed.group(1).split("},{")
+        return np.array([[int(n) for n in group.split(",")] for group in groups if group] or [range(devices)])
+    if counted := _COUNTED.search(line):
+        shape, sizes, order = ([int(n) for n in part.split(",")] if part else [] for part in counted.groups())
+        numbers = np.arange(math.prod(sizes)).reshape(sizes)
+        return (numbers.transpose(order) if order else numbers).reshape(shape)
+    return np.arange(devices)[None]
+
+
+def _axes(groups_GD: np.ndarray, mesh: Mapping[str, int]) -> str:
+    """The axes along which a group's devices differ."""
+    places_AGD = np.stack(np.unravel_index(groups_GD, tuple(mesh.values())))
+    differ_A = (places_AGD != places_AGD[..., :1]).any(axis=(1, 2))
+    return " and ".join(axis for axis, differs in zip(mesh, differ_A, strict=True) if differs) or "none"

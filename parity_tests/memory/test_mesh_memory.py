@@ -6,7 +6,7 @@ import pytest
 from compiled_reports import CONFIGS, compiled_report, needs_plugin
 
 from jax_grpo.memory.__main__ import main
-from jax_grpo.memory.collectives import Moved, collectives
+from jax_grpo.memory.traffic import Moved, collectives
 
 CONFIG = """
 iterations: 2
