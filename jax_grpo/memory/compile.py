@@ -120,14 +120,14 @@ def compile_program(target: str, program: Program, *, kernels: str | None = None
     Raises as `jax_devices` does, and CannotCompile when the assembler refuses a kernel.
     """
     options: dict[str, Any] = {"xla_dump_hlo_as_text": True}
-    if kernels is not None and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
+    if kernels is not None and jax.__version_info__ >= (0, 12):
         options["xla_dump_emitter_re"] = ".*"  # has it write PTX, which 0.10 does without knowing the option
     with tempfile.TemporaryDirectory() as name, compiled_anew():
         memory, folder = memory_of(_executable(target, program, options | {"xla_dump_to": name})), Path(name)
         return dataclasses.replace(
             memory,
             live=dumps.at_peak(folder),
-            hlo=dumps.optimised_hlo(folder),
+            hlo=dumps.text(folder, dumps.OPTIMISED),
             thunks=dumps.thunks(folder),
             kernels=() if kernels is None else assembled(folder, kernels, target),
         )
@@ -172,21 +172,17 @@ def assembled(folder: Path, beginning: str, target: str) -> tuple[Kernel, ...]:
     wheels = (str(path) for place in sys.path for path in Path(place).glob("nvidia/*/bin/ptxas"))
     assembler, kernels = next(wheels, None) or shutil.which("ptxas"), {}
     launches = "".join(path.read_text() for path in folder.glob("*thunk_sequence.txt"))
+    figures = rf"entry function '({beginning}\w*)'.*?(\d+) bytes spill stores.*?Used (\d+) registers"
     for path in sorted(folder.glob("*.ptx")) if assembler else []:
-        names = re.findall(rf"\.entry ({beginning}\w*)\(", path.read_text())
-        if not names:
+        first = re.search(rf"\.entry ({beginning}\w*)\(", path.read_text())
+        if first is None:
             continue
         command = [str(assembler), "-v", f"-arch={devices.read(target).architecture}", str(path), "-o", os.devnull]
-        assembled = subprocess.run(command, capture_output=True, text=True, check=False)
-        if assembled.returncode:
-            reason = assembled.stderr.strip()
-            raise CannotCompile(f"{assembler} cannot assemble {names[0]} (too old?): {reason}; {INSTALL}")
-        for name in names:
-            about = assembled.stderr.split(f"'{name}'", 1)[1]
-            figures = (
-                re.search(r"Used (\d+) registers", about),
-                re.search(r"(\d+) bytes spill stores", about),
-                re.search(rf"\b{name} grid: .*shared_memory: (\d+) bytes", launches),
-            )
-            kernels[name] = Kernel(name, *(int(figure.group(1)) if figure else 0 for figure in figures))
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = done.stderr.strip()
+            raise CannotCompile(f"{assembler} cannot assemble {first[1]} (too old?): {reason}; {INSTALL}")
+        for name, spilled, registers in re.findall(figures, done.stderr, re.DOTALL):
+            shared = re.search(rf"\b{name} grid: .*shared_memory: (\d+) bytes", launches)
+            kernels[name] = Kernel(name, int(registers), int(spilled), int(shared[1]) if shared else 0)
     return tuple(kernels.values())

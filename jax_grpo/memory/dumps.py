@@ -23,6 +23,7 @@ _LIVE = re.compile(r"^\s+(\S+?)(\{[\d,]*\}): \d+ bytes", re.MULTILINE)
 _NESTING = ("while", "body", "closed_call", "jit(<lambda>)")
 _OWNERS = {"parameter": "argument", "maybe-live-out": "output", "constant": "constant"}  # by XLA's word for them
 PACKAGE = "jax_grpo"
+OPTIMISED = "after_optimizations.txt"  # ending of the file that has the program as XLA compiled it
 
 
 class Live(NamedTuple):
@@ -35,8 +36,7 @@ class Live(NamedTuple):
     source: str  # `file.py:line` of the project that the operation stands in
 
 
-_Origin = tuple[str, str]  # an instruction's `operation` and `source`, see `Live`
-_UNKNOWN = ("", "")
+_UNKNOWN = ("", "")  # an instruction's `operation` and `source`, see `Live`
 
 
 def at_peak(folder: Path) -> tuple[Live, ...]:
@@ -45,25 +45,19 @@ def at_peak(folder: Path) -> tuple[Live, ...]:
     Raises:
         ValueError: a file is missing: the compiler wrote other dumps than expected.
     """
-    places = _places(_text(folder, "after_optimizations-buffer-assignment.txt"))
-    origins = _origins(optimised_hlo(folder))
-    _, _, peak = _text(folder, "after_optimizations-live-range.txt").partition("(peak):")
+    places = _places(text(folder, "after_optimizations-buffer-assignment.txt"))
+    origins = _origins(text(folder, OPTIMISED))
+    _, _, peak = text(folder, "after_optimizations-live-range.txt").partition("(peak):")
     sharing: dict[tuple[int, int], list[tuple[str, str]]] = defaultdict(list)
     for value in _LIVE.findall(peak):
         if value in places:
             sharing[places[value][0]].append(value)
     live = []
     for values in sharing.values():
-        size, owner, shape = max(places[value][1] for value in values)
         known = [origins.get(name, _UNKNOWN) for name, _ in values]
-        operation, source = max(known, key=lambda origin: 2 if origin[1] else bool(origin[0]))  # the first of those
-        live.append(Live(size, owner, shape, operation, source))
+        best = max(known, key=lambda origin: (origin[1] != "", origin[0] != ""))  # the first of those
+        live.append(Live(*max(places[value][1] for value in values), *best))
     return tuple(sorted(live, key=lambda array: (-array.size, array.place, array.shape)))
-
-
-def optimised_hlo(folder: Path) -> str:
-    """The program as XLA compiled it."""
-    return _text(folder, "after_optimizations.txt")
 
 
 def thunks(folder: Path) -> tuple[str, str]:
@@ -72,11 +66,11 @@ def thunks(folder: Path) -> tuple[str, str]:
         return "", ""
     passed = "thunk_sequence_after_thunk_passes.txt"  # written only where these passes changed something, as graphs do
     sequence = passed if any(folder.glob(f"*{passed}")) else "thunk_sequence.txt"
-    return _text(folder, sequence), _text(folder, "thunk_metadata.txt")
+    return text(folder, sequence), text(folder, "thunk_metadata.txt")
 
 
-def _text(folder: Path, ending: str) -> str:
-    """Of the main module: the largest such file, since small helper programs may be dumped too."""
+def text(folder: Path, ending: str) -> str:
+    """A dump of the main module: the largest such file, since small helper programs may be dumped too."""
     files = sorted(folder.glob(f"*{ending}"), key=lambda path: path.stat().st_size)
     if not files:
         raise ValueError(f"XLA wrote no *{ending} into {folder}; this JAX dumps other files than 0.10 to 0.12 do")
@@ -99,11 +93,11 @@ def _places(assignment: str) -> dict[tuple[str, str], tuple[tuple[int, int], tup
     return places
 
 
-def _origins(hlo: str) -> dict[str, _Origin]:
+def _origins(hlo: str) -> dict[str, tuple[str, str]]:
     """Operation and source line of each instruction; a fusion without its own has those of what it computes last."""
     frames = _frames(hlo)
-    origins: dict[str, _Origin] = {}
-    last_of: dict[str, _Origin] = {}  # by computation; those that an instruction calls stand above it
+    origins: dict[str, tuple[str, str]] = {}
+    last_of: dict[str, tuple[str, str]] = {}  # by computation; those that an instruction calls stand above it
     for name, instruction in Module(hlo).instructions.items():
         if (operation := instruction.operation) is not None:
             frame = _FRAME.search(instruction.line)
@@ -118,11 +112,8 @@ def _origins(hlo: str) -> dict[str, _Origin]:
 
 def _frames(hlo: str) -> dict[int, str]:
     """The innermost line of the project of each stack frame in the tables at the head of the module."""
-    files, locations, frames = (
-        dict(_FILE.findall(hlo.partition("FunctionNames")[0])),
-        {},
-        {},
-    )  # names of functions look alike
+    files = dict(_FILE.findall(hlo.partition("FunctionNames")[0]))  # names of functions look alike
+    locations, frames = {}, {}
     for number, file, line in _LOCATION.findall(hlo):
         _, package, path = files.get(file, "").rpartition(f"/{PACKAGE}/")
         locations[number] = f"{PACKAGE}/{path}:{line}" if package else ""
