@@ -16,7 +16,7 @@ import jax
 
 from jax_grpo.config import Config
 from jax_grpo.memory.compile import HERE, POOL, Device, device, jax_devices, program_bytes
-from jax_grpo.memory.programs import Program, Run, run_of
+from jax_grpo.memory.programs import Run, run_of
 from jax_grpo.mesh import layout_of
 from jax_grpo.rollout.texts import BATCH
 from jax_grpo.system.memory import GB, available
@@ -62,7 +62,8 @@ def choose_micro_batches(
             f"{allowance}; set model.remat true or lm_head.implementation chunked, or lower rollout.max_new_tokens"
         )
     run = run_on(target, config.with_micro_batches(1))
-    most, name = max((_bytes_on(target, run, program), program.name) for program in run.programs if program.generates)
+    generating = (program for program in run.programs if program.generates)
+    most, name = max((program_bytes(target, program) + run.beside(program), program.name) for program in generating)
     if most > usable:
         raise NothingFits(
             f"update.micro_batches auto: the {name} program needs {most / GB:.3f} GB however the update is cut, and "
@@ -93,18 +94,14 @@ def limit_of(limit_gb: float | None, target: str) -> tuple[float, str]:
 
 def run_on(target: str, config: Config) -> Run:
     """The config's run as the target sees it."""
-    if config.mesh.devices == 1:
-        return run_of(config, device(target).shares_host_memory)
-    return run_of(config, layout=layout_of(config.mesh, jax_devices(target, config.mesh.devices)))
+    layout = layout_of(config.mesh, jax_devices(target, config.mesh.devices))
+    return run_of(config, device(target).shares_host_memory, layout)
 
 
 def bytes_of(config: Config, name: str, target: str) -> int:
     """Bytes of the device while the named program of the run is in it."""
     run = run_on(target, config)
-    return _bytes_on(target, run, run.program(name))
-
-
-def _bytes_on(target: str, run: Run, program: Program) -> int:
+    program = run.program(name)
     return program_bytes(target, program) + run.beside(program)
 
 
@@ -171,18 +168,13 @@ def explain_out_of_memory(phases: Phases, config: Config) -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         program = phases.running[0] if phases.running else "between programs"
+        # The runtime's words differ by backend and version.
+        size = re.search(r"allocat\w*(?: of| request for)? (\d+(?:\.\d+)?) ?([KMGT]i?B)?", str(error))
+        asked = size and (f"{size[1]} {size[2]}" if size[2] else f"{int(size[1]) / GB:.2f} GB")
         raise DeviceOutOfMemory(
-            f"the {program} program does not fit on {jax.devices()[0].device_kind}{_requested(str(error))}. "
-            f"{_advice(program, config)}"
+            f"the {program} program does not fit on {jax.devices()[0].device_kind}"
+            f"{f' (it asked for {asked} more)' if asked else ''}. {_advice(program, config)}"
         ) from error
-
-
-def _requested(message: str) -> str:
-    """The bytes in the runtime's message, in words; the wording differs by backend and version."""
-    size = re.search(r"allocat\w*(?: of| request for)? (\d+(?:\.\d+)?) ?([KMGT]i?B)?", message)
-    if not size:
-        return ""
-    return f" (it asked for {f'{size[1]} {size[2]}' if size[2] else f'{int(size[1]) / GB:.2f} GB'} more)"
 
 
 def _advice(program: str, config: Config) -> str:
