@@ -5,6 +5,7 @@ the instruction of each (`traffic`). Least times are by the target's bandwidth a
 a launch. A program is slower than each of these floors; the highest of them is the one to lower.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -100,7 +101,7 @@ def segments(compiled: Compiled, dynamic_trips: Sequence[int] = ()) -> list[Segm
     module, trips_left = Module(compiled.hlo), iter(dynamic_trips)
     parts = [Segment(name="entry", operation="")]
 
-    def add(to: Segment, thunks: list[Thunk], captured: bool = False, in_branch: bool = False) -> None:
+    def add(to: Segment, thunks: list[Thunk], captured: bool = False) -> None:
         """Adds steps to a segment; a loop or branch among them becomes a part of its own."""
         for thunk in thunks:
             name = names.get(thunk.number, "")
@@ -111,19 +112,19 @@ def segments(compiled: Compiled, dynamic_trips: Sequence[int] = ()) -> list[Segm
                 steps, trips = thunk.parts.get("body", []), instruction.trips if instruction else None
                 if trips is None:  # the runtime, which counts known trips by itself, evaluates the condition
                     steps = [*thunk.parts.get("condition", []), *steps]
-                    trips = None if in_branch else next(trips_left, None)
+                    trips = None if to.trips is None else next(trips_left, None)
                     loop.waits += not captured
                 loop.trips = None if trips is None or to.trips is None else trips * to.trips
-                add(loop, steps, in_branch=in_branch)
+                add(loop, steps)
             elif thunk.kind == _CHOICE:
                 to.waits += not captured
                 for label, steps in thunk.parts.items():
                     parts.append(branch := Segment(name=f"{name}/{label}", operation=operation, trips=None))
-                    add(branch, steps, in_branch=True)
+                    add(branch, steps)
             elif thunk.parts or thunk.kind == _GRAPH:
                 to.graphs += thunk.kind == _GRAPH and not captured
                 for steps in thunk.parts.values():
-                    add(to, steps, captured or thunk.kind == _GRAPH, in_branch)
+                    add(to, steps, captured or thunk.kind == _GRAPH)
             elif thunk.kind not in _NO_LAUNCH:
                 kernel = cost(module, name)
                 to.kernels += 1
@@ -173,18 +174,13 @@ def launches_of(target: str, config: Config, run: Run, program: Program, compile
         for segment in segments(compiled, lengths)
     ]
     decoding = [part for part in parts if part["waits"] and part["trips"] and part["name"] != "entry"]
-    for number, part in enumerate(decoding[: len(lengths)]):
-        part["least_moved"] = _least_moved(config, run, program, sum(lengths[: number + 1]))
-    return {"formula_flops": _formula(config, run, program), "parts": parts}
-
-
-def _least_moved(config: Config, run: Run, program: Program, columns: int) -> int:
-    """Bytes of the weights that a decode step reads, and of the keys and values of prompts and so many columns."""
-    sizes, mask_PT = run.architecture, program.arguments[2]
-    rows = generated(program)[0].stopped_PG.size
+    sizes, itemsize = run.architecture, jnp.dtype(config.model.compute_dtype).itemsize
     weights = sizes.padded_vocab_size * sizes.hidden_size + sizes.num_layers * sizes.block_matrices
-    cache = 2 * sizes.num_layers * sizes.kv_heads * sizes.head_dim * (mask_PT.size + rows * columns)
-    return (weights + cache) * jnp.dtype(config.model.compute_dtype).itemsize
+    of_token = 2 * sizes.num_layers * sizes.kv_heads * sizes.head_dim  # its keys and values
+    for part, columns in zip(decoding, itertools.accumulate(lengths), strict=False):
+        tokens = program.arguments[2].size + generated(program)[0].stopped_PG.size * columns
+        part["least_moved"] = (weights + of_token * tokens) * itemsize
+    return {"formula_flops": _formula(config, run, program), "parts": parts}
 
 
 def _formula(config: Config, run: Run, program: Program) -> float | None:
