@@ -42,10 +42,9 @@ Record = Mapping[str, Any]
 def report(config: Config, target: str, *, search: bool = False, launches: bool = False) -> dict[str, Any]:
     """Compiles every program of the config's run for the target; with `search`, some ten more for the largest batches.
 
-    With `launches`, each program's record also has that of `launches_of`.
-
-    Sizes are bytes. A program's `total` is that of the device while it runs, and its `parts` sum to it; the run's is the largest
-    of them. `spare` is negative when the run does not fit. The `largest` are completions and bytes; None without `search`.
+    With `launches`, each program's record also has that of `launches_of`. Sizes are bytes. A program's `total` is that of the
+    device while it runs, and its `parts` sum to it; the run's is the largest of them. `spare` is negative when the run does not
+    fit. The `largest` are completions and bytes; None without `search`.
     Raises as `compile.jax_devices` does.
     """
     where, run = device(target), run_on(target, config)
@@ -152,10 +151,8 @@ def text(record: Record) -> str:
     device, programs = record["device"], record["programs"]
     lines = [f"Note: {record['assumed']}.", ""] if record["assumed"] else []
     verdict, remainder = ("fits", "to spare") if record["fits"] else ("DOES NOT FIT", "missing")
-    count = math.prod(record["mesh"].values())
-    if count > 1:
-        axes = " x ".join(f"{axis} {size}" for axis, size in record["mesh"].items() if size > 1)
-        lines += [f"On {count} devices, {axes}: every figure is of each of them.", ""]
+    if axes := " x ".join(f"{axis} {size}" for axis, size in record["mesh"].items() if size > 1):
+        lines += [f"On {math.prod(record['mesh'].values())} devices, {axes}: every figure is of each of them.", ""]
     lines += [
         f"**{verdict} on {device['kind']} ({device['memory'] / GB:.2f} GB) with {abs(record['spare']) / GB:.2f} GB {remainder}**: "
         f"the run needs {record['total'] / GB:.2f} GB at its fullest. {record['parameters']:,} parameters, JAX {record['jax']}.",
@@ -239,5 +236,4 @@ def save_picture(record: Record, path: Path, title: str) -> None:
             axes.annotate(device["kind"], (0, device["memory"] / GB), va="bottom")
         axes.set(ylabel="GB on the device", ylim=(0, 1.15 * max(bottom)))
         axes.set_title(f"{title}: {device['kind']}, {record['spare'] / GB:.2f} GB to spare", fontsize=10)
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        axes.legend(reverse=True, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
