@@ -350,6 +350,7 @@ FAULTS = {
     "copies of a hub's model in other formats are downloaded": Fault("config/files.py", "ignore_patterns=HUB_OTHERS", "ignore_patterns=[]", "model/test_hub.py -k nothing_twice"),
     "a hub's tensors come with the settings": Fault("config/files.py", "HUB_WEIGHTS if tensors else HUB_SETTINGS", "HUB_WEIGHTS", "model/test_hub.py -k nothing_twice"),
     "a run that trained no chess is judged at it": Fault("chess/style.py", "TASKS.get(task, OF_CHESS).startswith(OF_CHESS)", "OF_CHESS.startswith(OF_CHESS)", "chess/test_evaluation.py -k trained_no_chess"),
+    "an evaluation's later turns count as a first one": Fault("memory/programs.py", 'self.name.endswith("later turns")', "self.name == LATER_TURNS", "memory/test_launches.py -k against_itself"),
     "an evaluation's episodes are others' than it scores": Fault("evaluate/during_training.py", "own_P = (numbers_P >= own.start)", "own_P = ~(numbers_P >= own.start)", "mesh/test_processes.py -k 'episodes_of_one and guess'"),
     "caches of all heads between turns": Fault("mesh/tensor.py", "axis=x.ndim - HEADS_AXIS if x.ndim > HEADS_AXIS else None", "axis=None", "memory/test_mesh_memory.py -k 'episodes and cpu'"),
     "gradients of a device's own prompts alone": Fault("mesh/__init__.py", "arrays = unravel(self._sum(vector, axes))", "arrays = unravel(vector)", "mesh/test_mesh.py -k 'step_is and data8' -m 'not slow'"),

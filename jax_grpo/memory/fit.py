@@ -26,6 +26,7 @@ MARGIN = 0.1  # of the limit: fragmentation, a GPU's workspaces, a CPU's thread 
 LINE_ERROR = 1 / 32  # of a count: programs' bytes are straight in their prompts to about this
 SMALLER = {  # advice that makes a program that generates need less
     "rollout": "lower prompts.per_iteration, rollout.group_size, rollout.max_new_tokens or prompts.max_prompt_tokens",
+    "partner": "lower rollout.max_new_tokens or prompts.max_prompt_tokens",
     "evaluation": "lower rollout.max_new_tokens or prompts.max_prompt_tokens, or set evaluation.positions 0",
 }
 

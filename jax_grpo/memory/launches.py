@@ -18,7 +18,7 @@ import numpy as np
 from jax_grpo.config import Config
 from jax_grpo.memory.compile import Compiled
 from jax_grpo.memory.hlo import Module
-from jax_grpo.memory.programs import LATER_TURNS, Program, Run, generated
+from jax_grpo.memory.programs import Program, Run, generated
 from jax_grpo.memory.traffic import cost
 from jax_grpo.model import flops
 from jax_grpo.rollout.decoding import chunk_lengths
@@ -166,7 +166,7 @@ def launches_of(target: str, config: Config, run: Run, program: Program, compile
     Of a loop that decodes, `least_moved` is the bytes that a step must read, however it is written: every weight in the compute
     dtype, and the cache of prompts and completions as long as this loop's is.
     """
-    first_turn = program.generates and program.name != LATER_TURNS  # the length of a later one depends on the data
+    first_turn = program.generates and not program.goes_on  # the length of a later one depends on the data
     cap, whole = config.rollout.max_new_tokens, config.model.decode_attention == "pallas"
     lengths = chunk_lengths(cap, whole=whole) if first_turn else []
     parts = [
@@ -180,12 +180,12 @@ def launches_of(target: str, config: Config, run: Run, program: Program, compile
     for part, columns in zip(decoding, itertools.accumulate(lengths), strict=False):
         tokens = program.arguments[2].size + generated(program)[0].stopped_PG.size * columns
         part["least_moved"] = (weights + of_token * tokens) * itemsize
-    return {"formula_flops": _formula(config, run, program), "parts": parts}
+    return {"formula_flops": formula_flops(config, run, program), "parts": parts}
 
 
-def _formula(config: Config, run: Run, program: Program) -> float | None:
+def formula_flops(config: Config, run: Run, program: Program) -> float | None:
     """FLOPs of the task, every column a real token (`model.flops`); None of an episode's later turns."""
-    if program.name == LATER_TURNS:
+    if program.goes_on:
         return None
     if program.generates:
         prompt, completion = program.arguments[2].shape, generated(program)[0].completion_ids_PGC.shape

@@ -43,8 +43,8 @@ GPT2_SMALL = {"num_layers": 12, "num_heads": 12, "hidden_size": 768, "max_positi
 class Program(NamedTuple):
     """One program of a run: the trainer's own function, to be compiled for these arguments."""
 
-    # `rollout`, of episodes also `rollout/later turns`; `score`, `reference` or `update`; `evaluation/greedy` or
-    # `evaluation/sampled` of held-out prompts.
+    # `rollout`, of episodes also `rollout/later turns`; `score`, `reference` or `update`; `partner` that a task asks between turns;
+    # `evaluation/greedy` or `evaluation/sampled` of held-out prompts, of episodes also `evaluation/greedy, later turns`.
     name: str
     function: Callable[..., Any]  # jitted
     arguments: tuple[Any, ...]  # trees of `jax.ShapeDtypeStruct`
@@ -59,7 +59,12 @@ class Program(NamedTuple):
     @property
     def generates(self) -> bool:
         """Whether it makes completions, and so has a cache; micro-batches do not change its memory."""
-        return self.name.startswith(("rollout", EVALUATION))
+        return self.name.startswith(("rollout", "partner", EVALUATION))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it generates an episode's turns after the first."""
+        return self.name.endswith("later turns")
 
 
 class Run(NamedTuple):

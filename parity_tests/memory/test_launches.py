@@ -11,16 +11,35 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from compiled_reports import CONFIGS, needs_plugin
+from compiled_reports import CONFIGS, ROOT, needs_plugin
 
+from jax_grpo.config import load_config
 from jax_grpo.memory.__main__ import main
 from jax_grpo.memory.compile import Compiled, compile_program
+from jax_grpo.memory.fit import run_on
 from jax_grpo.memory.hlo import Module
-from jax_grpo.memory.launches import GRAPH_KERNEL_S, LAUNCH_S, Segment, segments, tree
+from jax_grpo.memory.launches import GRAPH_KERNEL_S, LAUNCH_S, Segment, formula_flops, segments, tree
 from jax_grpo.memory.programs import Program
 from jax_grpo.memory.traffic import cost
 
+GREEDY_AND_SAMPLED = ("evaluation/greedy", "evaluation/sampled")
 TARGETS = ("rtx4090", "h200")
+
+
+def test_every_program_of_a_game_against_itself_has_flops_but_its_later_turns():
+    config = load_config(str(ROOT / "configs" / "game.yaml"), ["--task.opponent", "self"])
+    run = run_on("local", config)
+    known = {program.name: formula_flops(config, run, program) for program in run.programs}
+    later = {name for name, count in known.items() if count is None}
+    assert later == {"rollout/later turns", *(f"evaluation/{mode}, later turns" for mode in ("greedy", "sampled"))}
+    assert known["partner"] == known["evaluation/greedy"], "as many prompts, each of one completion of the same cap"
+    assert {program.name for program in run.programs if program.generates} == {
+        *later,
+        "rollout",
+        "partner",
+        *GREEDY_AND_SAMPLED,
+    }
+
 
 HLO = """HloModule jit_f
 
