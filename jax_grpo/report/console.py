@@ -90,7 +90,8 @@ class Console:
             prefix = f"eval/{mode}/"
             scores = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
             known = [name for component in self._evaluated for name in scores if name.rpartition("/")[2] == component]
-            shown = ["reward", *known] if known else scores  # of a task that names none: all
+            total = {"reward"} & scores.keys()
+            shown = [*total, *known] if known else scores  # of a task that names none: all
             for line in _folded([f"{printable(name)} {scores[name]:.3f}" for name in shown], WIDTH - 13):
                 self.note(f"    {mode:<9}{line}", "cyan")
         plain = [f"{player} {component} {value:.3f}" for player, component, value in yardsticks_of(metrics)]
