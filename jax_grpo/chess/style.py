@@ -1,4 +1,7 @@
-"""How a model of chess was taught to be asked for one move: as it always is, or in `own_side`'s way. Reads files; plays nothing."""
+"""How a model of chess was taught to be asked for one move, as ever or in `own_side`'s way, and whether its run trained chess.
+
+Reads files; plays nothing.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,9 +47,8 @@ def require_chess(weights: str) -> None:
     else:
         return
     tasks = [task for task, _ in tasks_of(section)]
-    if not any(
-        TASKS.get(task, OF_CHESS).startswith(OF_CHESS) for task in tasks
-    ):  # of a user's own task nothing is known
+    # Of a task of the user's own nothing is known.
+    if not any(TASKS.get(task, OF_CHESS).startswith(OF_CHESS) for task in tasks):
         raise ConfigError(
             f"--weights {weights}: its run trained {', '.join(tasks)}, and all suites are of chess; its held-out scores are the "
             "eval/... of its metrics.jsonl. To see how it plays chess give the suites, such as --suite policy"
