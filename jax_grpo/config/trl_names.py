@@ -57,6 +57,51 @@ DIFFERENT = {
     "generation_batch_size": "TRL counts completions; prompts.per_iteration counts prompts",
     "save_steps": "TRL counts optimiser steps; checkpoint.every counts iterations",
     "bf16": "give model.compute_dtype: bfloat16",
+    "fp16": "float16 is not computed in; give model.compute_dtype: bfloat16",
+    "optim": "the optimiser is AdamW, with the settings of update",
+    "logging_steps": "every iteration is logged",
+    "use_vllm": "the trainer generates by itself, with the weights that it trains",
+    "shuffle_dataset": "prompts always come in an order of the seed",
+    "disable_dropout": "nothing is ever dropped",
+    "resume_from_checkpoint": "a run is continued by --resume auto",
+}
+# What has the place of a name of TRL's, PEFT's or transformers' whose values are others.
+ELSEWHERE = {
+    "model_name_or_path": "model.weights, a folder or hub:OWNER/NAME",
+    "model_revision": "model.weights, hub:OWNER/NAME@REVISION",
+    **dict.fromkeys(
+        ("dtype", "torch_dtype"), "model.param_dtype of what is trained and model.compute_dtype of the arithmetic"
+    ),
+    "attn_implementation": "model.attention",
+    **dict.fromkeys(("use_peft", "peft_config"), "model.adapter, a section of its own"),
+    **dict.fromkeys(("lora_r", "r"), "model.adapter.rank"),
+    "lora_alpha": "model.adapter.alpha",
+    "lora_dropout": "model.adapter.dropout, which is always 0",
+    **dict.fromkeys(("lora_target_modules", "target_modules"), "model.adapter.targets"),
+    "use_rslora": "model.adapter.rank_stabilised",
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "model.adapter.base_dtype: int8"),
+    **dict.fromkeys(("dataset_name", "train_dataset"), "prompts.source, a file or a folder that `datasets` saved"),
+    "eval_dataset": "evaluation.source",
+    "eval_steps": "evaluation.every, in iterations",
+    **dict.fromkeys(("sync_ref_model", "ref_model_sync_steps"), "kl.reference_every, in optimiser steps"),
+    "ref_model_mixup_alpha": "kl.reference_mix",
+    "multi_objective_aggregation": "advantage.components",
+    **dict.fromkeys(("use_adaptive_entropy", "entropy_target"), "objective.entropy_target"),
+    "entropy_coef_delta": "objective.entropy_step",
+    **dict.fromkeys(("entropy_coef_min", "entropy_coef_max"), "objective.entropy_bounds, the lower and the upper one"),
+    **dict.fromkeys(
+        ("vllm_importance_sampling_correction", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+        "objective.mismatch_cap",
+    ),
+    "vllm_importance_sampling_clip_min": "objective.mismatch_floor",
+    "vllm_importance_sampling_mode": "objective.mismatch_mode",
+    "use_liger_kernel": "lm_head.implementation: chunked, or pallas on a GPU",
+    "log_completions": "logging.samples_every, in iterations",
+    "num_completions_to_print": "logging.samples",
+    "report_to": "logging.wandb and logging.tensorboard",
+    "save_total_limit": "checkpoint.keep_last",
+    "metric_for_best_model": "checkpoint.best_metric",
+    "greater_is_better": "checkpoint.best_metric, with a - before the name of one whose smallest value is the best",
 }
 TAKEN = frozenset({*SAME, *PAIRED, "loss_type", BATCH, PARTS, GENERATION})
 
@@ -79,6 +124,8 @@ def own_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     """
     own: dict[str, tuple[str, Any]] = {}
     for name, value in given.items():
+        if name in ELSEWHERE:
+            raise NotTheSame(name, f"its place is {ELSEWHERE[name]}")
         if name in DIFFERENT:
             raise NotTheSame(name, DIFFERENT[name])
         if name in SAME and not (value is None and name in ("epsilon_high", "delta")):  # None: as `epsilon`; none
@@ -126,4 +173,4 @@ def _given(settings: Mapping[str, Any], key: str) -> Any:
     return settings[section].get(name) if isinstance(settings.get(section), Mapping) else None
 
 
-NAMES = OtherNames({*TAKEN, *DIFFERENT}, (own_settings, own_batch))
+NAMES = OtherNames({*TAKEN, *DIFFERENT, *ELSEWHERE}, (own_settings, own_batch))

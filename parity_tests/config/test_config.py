@@ -1,5 +1,6 @@
 """Every wrong setting is one clear error before anything runs."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -218,6 +219,7 @@ def test_trls_names_go_before_and_behind_ours_as_files_and_the_command_line_do(t
         ),
         ({"repetition_penalty": 1.2}, "rollout.repetition_penalty those of the completion alone"),
         ({"max_steps": 10}, "TRL counts optimiser steps"),
+        ({"lora_r": 8}, "lora_r is TRL's, and not the same here: its place is model.adapter.rank"),
         ({"gradient_accumulation_steps": 2}, "multiplies per_device_train_batch_size: give that too"),
         ({"per_device_train_batch_size": 3}, "a step has 3 completions, which are no whole groups of 8"),
         ({"per_device_train_batch_size": "8"}, "it is '8'; expected a whole number"),
@@ -231,6 +233,17 @@ def test_trls_names_go_before_and_behind_ours_as_files_and_the_command_line_do(t
 def test_a_name_of_trls_that_means_something_else_says_what(given, message):
     with pytest.raises(ConfigError, match=rf"^config: .*{re.escape(message)}"):
         load_config({"iterations": 3, "run_dir": "x", "model": {"weights": "packaged:rook-small"}} | given)
+
+
+def test_the_place_of_a_name_of_trls_is_a_setting_that_there_is():
+    known = {name for name, _ in known_settings(Config)}
+    known |= {section for name in known for section in itertools.accumulate(name.split("."), "{}.{}".format)}
+    for name, place in (trl_names.ELSEWHERE | trl_names.DIFFERENT).items():
+        for key in re.findall(r"\b[a-z]+\.[a-z_.]*[a-z]", place):
+            assert key in known, (name, key)
+    assert not {*trl_names.ELSEWHERE} & {*trl_names.TAKEN, *trl_names.DIFFERENT}
+    # What transformers' own arguments and ours both know is ours: nobody is sent away who needs nothing else.
+    assert not {*trl_names.NAMES.names} & {*Config.model_fields}
 
 
 def test_a_run_is_started_with_a_path_or_a_dictionary(tmp_path, monkeypatch):
