@@ -50,9 +50,13 @@ def make_programs(
 
     Raises:
         ConfigError: the config has episodes, and the task answers no completion; or it asks a policy, `BATCH` prompts at a time,
-            which do not divide over the mesh.
+            which do not divide over the mesh; or top_k leaves no token out.
     """
     how, windows = config.rollout, config.windows()
+    if how.top_k >= tokenizer.vocab_size:
+        raise ConfigError(
+            f"rollout.top_k {how.top_k} leaves none of the vocabulary's {tokenizer.vocab_size} tokens out; expected fewer, or 0: off"
+        )
     if config.task.episode is not None and not isinstance(task, EpisodicTask):
         raise ConfigError(
             f"task.episode.turns is {windows.turns}, but the task {task.name!r} answers no completion: leave task.episode out, ask "

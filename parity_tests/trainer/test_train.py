@@ -10,7 +10,7 @@ import pytest
 from conftest import relative_error
 
 from jax_grpo.chess.positions.sources import read_packaged
-from jax_grpo.config import load_config
+from jax_grpo.config import ConfigError, load_config
 from jax_grpo.iteration.draw import PromptSampler
 from jax_grpo.policy.named import load_policy
 from jax_grpo.prompts.dataset import PromptDataset
@@ -94,6 +94,15 @@ def test_a_run_leaves_metrics_weights_config_pictures_and_batches(in_repository,
     for name in ("loss", "policy_loss", "grad_norm", "entropy", "kl/mean"):
         # tolerance: grouped and flat layouts sum float32 in another order
         assert float(replayed[name]) == pytest.approx(records[0][name], rel=2e-4, abs=2e-6), name
+
+
+def test_a_top_k_that_leaves_no_token_out_is_refused_before_anything_is_compiled(in_repository, tmp_path):
+    arguments = ["--run_dir", str(tmp_path), "--rollout.top_k"]
+    with pytest.raises(
+        ConfigError, match=r"rollout.top_k 585 leaves none of the vocabulary's 585 tokens out; expected fewer, or 0"
+    ):
+        Trainer(load_config(TOY, [*arguments, "585"]))
+    Trainer(load_config(TOY, [*arguments, "584"]))
 
 
 @pytest.mark.slow
