@@ -8,6 +8,7 @@ import sys
 
 import chess
 import pytest
+from budget import slow_but
 
 from jax_grpo.chess.settings import EngineConfig
 from jax_grpo.chess.tasks.engine import EngineError, EnginePool
@@ -44,7 +45,7 @@ for line in engine.stdout:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("how", slow_but([signal.SIGKILL], [signal.SIGKILL, signal.SIGSTOP]), ids=["killed", "stopped"])
 def test_a_search_cut_off_halfway_is_done_again_by_a_new_process(how, tmp_path):
     with EnginePool(EngineConfig(nodes=20_000, processes=1)) as pool:
         expected = pool.analyse([RICH])

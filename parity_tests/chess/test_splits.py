@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from budget import slow_but
 from short_runs import CONFIG
 
 import jax_grpo.train
@@ -107,7 +108,7 @@ def outcomes(position: Position) -> list[EnvironmentRow]:
     return rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(set(KINDS) - {"arbiter"}, KINDS))
 def test_every_kind_of_file_is_split_by_the_hash_that_data_sets_are_split_by(kind, tmp_path):
     path = write(kind, tmp_path)
     parts = {s: load_positions(PromptsConfig(source=str(path), split=s), 0) for s in ("train", "heldout", "all")}
@@ -312,7 +313,7 @@ class Counted:
         return self.calls
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(set(KINDS) - {"arbiter"}, KINDS))
 def test_what_was_checked_once_is_not_checked_again(kind, tmp_path, monkeypatch):
     path, cache, counted = write(kind, tmp_path), tmp_path / "cache", Counted(monkeypatch)
 

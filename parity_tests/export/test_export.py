@@ -258,7 +258,13 @@ MIXTURE = "task: {name: mixed, mixture: {policy: {share: 1}, environment: {share
     "weights, settings, style, offered",
     [
         (PACKAGED, None, "best_move", ["P: <FEN>    B:", "P: <FEN>    M:", "A: <FEN>"]),
-        ("packaged:rook-deep", "task: {name: game, prompt_style: own_side}", "own_side", ["P: <FEN>    B:"]),
+        pytest.param(
+            "packaged:rook-deep",
+            "task: {name: game, prompt_style: own_side}",
+            "own_side",
+            ["P: <FEN>    B:"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(PACKAGED, "rollout: {max_new_tokens: 120}", "full", ["P: <FEN>    M:"], marks=pytest.mark.slow),
         pytest.param(PACKAGED, MIXTURE, "best_move", ["P: <FEN>    B:", "A: <FEN>"], marks=pytest.mark.slow),
     ],

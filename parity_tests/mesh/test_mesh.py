@@ -81,8 +81,8 @@ SLOW_ROLLOUTS = [
 ]
 SCORES = [case("score", MIXED, head=COLUMNS)]
 REFILLED = ["--rollout.refill.rounds", "3", "--rollout.group_size", "2"]  # two completions often earn the same
-TURNS = [case("turns", MIXED)]
-SLOW_TURNS = [
+TURNS = [
+    case("turns", MIXED),
     case("turns", {"data": 4, "fsdp": 2}),
     *(
         case("turns", mesh)
@@ -144,7 +144,7 @@ def test_a_step_is_that_of_one_device(one, found):
         assert record[name] < tolerance, name
 
 
-@pytest.mark.parametrize("one", marked(ROLLOUTS + TURNS, SLOW_ROLLOUTS + SLOW_TURNS))
+@pytest.mark.parametrize("one", marked(ROLLOUTS, SLOW_ROLLOUTS + TURNS))
 def test_a_rollout_is_that_of_one_device_token_for_token(one, found):
     record = found
     assert record["tokens"] and record["masks"] and record["stopped"]
@@ -205,7 +205,7 @@ def test_a_step_moves_neither_the_logits_nor_the_whole_embedding(one, found):
             assert VOCABULARY not in sizes, f"{opcode} of the whole embedding: {sizes}"
 
 
-@pytest.mark.parametrize("one", marked(ROLLOUTS + TURNS, SLOW_ROLLOUTS + SLOW_TURNS))
+@pytest.mark.parametrize("one", marked(ROLLOUTS, SLOW_ROLLOUTS + TURNS))
 def test_a_rollout_moves_no_embedding_and_without_tensor_nothing_in_its_loop(one, found):
     """Gathered over fsdp once; over `tensor` logits found by columns are drawn from by rows, a share of which is moved."""
     record, mesh = found, json.loads(one)["mesh"]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from budget import slow_but
 from compiled_reports import needs_plugin
 from conftest import relative_error
 from flax import nnx
@@ -63,7 +64,7 @@ def test_kernels_give_the_gradients_of_one_array_of_scores(window, x64):
     assert max(relative_error(a, b) for a, b in zip(actual, exact, strict=True)) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["auto", "blocks", "pallas"])
+@pytest.mark.parametrize("name", slow_but(["pallas"], ["auto", "blocks", "pallas"]))
 def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
     """In bfloat16, against float64. Gradients of keys are sums of at most five blocks', of which each is rounded: a quarter."""
     gradients = {

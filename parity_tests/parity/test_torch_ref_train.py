@@ -206,9 +206,10 @@ REPLAY = ["torch_ref.replay", "--config", QUICK, "--out", "unwritten.npz"]
         (["torch_ref.train", "--config", QUICK, "--liger", "--device", "cpu"], "--liger needs a GPU"),
         pytest.param(["torch_ref.train", "--config", QUICK, "--kl.betta", "1"], "kl.betta", marks=pytest.mark.slow),
         pytest.param([*REPLAY, "--weights", "nowhere", "--batch", "b"], "nowhere", marks=pytest.mark.slow),
-        (
+        pytest.param(
             [*REPLAY, "--weights", "jax_grpo/assets/models/rook-small", "--batch", "README.md"],
             "README.md: not a readable .npz",
+            marks=pytest.mark.slow,
         ),
     ],
 )

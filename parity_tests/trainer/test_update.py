@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from both import uncompiled
+from budget import slow_but
 from conftest import TINY, config, model_logp, relative_error, tiny_model, training_batch
 from flax import nnx
 
@@ -155,7 +156,7 @@ def test_metrics_see_both_clip_sides_and_the_kl():
     assert metrics["grad_norm"] > 0 and metrics["logp_mismatch/max"] > 0
 
 
-@pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("poison", [jnp.nan, pytest.param(jnp.inf, marks=pytest.mark.slow)])
 def test_a_nonfinite_step_is_skipped_and_counted_by_the_one_program(poison, monkeypatch):
     graphdef, params = tiny_model()
     settings = config(kl={"adaptive": True})
@@ -310,7 +311,7 @@ def test_a_block_more_is_as_many_instructions_more_whatever_the_depth():
     assert growth < 1.1
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", slow_but([2], [1, 2]))
 def test_old_and_new_log_probabilities_come_from_micro_batches_of_one_shape(parts, monkeypatch):
     """Matmuls of other shapes round otherwise, in bfloat16 by a hundredth of a nat: a first ratio would not be 1."""
     graphdef, params = tiny_model()
