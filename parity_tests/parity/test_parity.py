@@ -58,7 +58,7 @@ DEFAULT = {
     for column in range(TWO)
 }
 EVERY = [pytest.param(*each, marks=[] if each in DEFAULT else [pytest.mark.slow]) for each in COMBINATIONS]
-# Every objective and level once, every aggregation and KL estimator once or more: what is rounded by default.
+# Every objective and level once, every aggregation and KL estimator once or more: what is rounded, a third of it by default.
 COVERING = [
     (name, level, list(AGGREGATIONS)[row % len(AGGREGATIONS)], list(KL_ESTIMATORS)[row % len(KL_ESTIMATORS)])
     for row, (name, level) in enumerate((name, level) for name in SURROGATES for level in LEVELS[name])
