@@ -55,7 +55,7 @@ def make_programs(
     how, windows = config.rollout, config.windows()
     if how.top_k >= tokenizer.vocab_size:
         raise ConfigError(
-            f"rollout.top_k {how.top_k} leaves none of the vocabulary's {tokenizer.vocab_size} tokens out; expected fewer, or 0: off"
+            f"rollout.top_k {how.top_k} leaves none of the vocabulary's {tokenizer.vocab_size} tokens out; expected fewer, or 0"
         )
     if config.task.episode is not None and not isinstance(task, EpisodicTask):
         raise ConfigError(

@@ -215,7 +215,7 @@ FAULTS = {
     "material is counted for the opponent": Fault("chess/tasks/game.py", "win_probability(balance(", "win_probability(-balance(", "chess/test_game.py -k worth_its_material"),
     "a skill level's moves are pushed by half": Fault("chess/tasks/opponents.py", "120 - 2 * level, min(", "120 - level, min(", "chess/test_game.py -k skill_levels"),
     "top-p counts the token itself": Fault("rollout/sampling.py", "jnp.cumsum(probs_RK, axis=-1) - probs_RK ", "jnp.cumsum(probs_RK, axis=-1) ", "rollout/test_rollout.py -k exact_distribution"),
-    "a token's probability is among those that were kept": Fault("rollout/sampling.py", "if kept_RV is not scaled_RV:", "if kept_RV is None:", "rollout/test_rollout.py -k exact_distribution"),
+    "a token's probability is among those that were kept": Fault("rollout/sampling.py", "if limited_RV is not scaled_RV:", "if limited_RV is None:", "rollout/test_rollout.py -k exact_distribution"),
     "min-p is a factor of the logit": Fault("rollout/sampling.py", "jnp.max(logits_RV, axis=-1) + jnp.log(sampling.min_p)", "jnp.max(logits_RV, axis=-1) * sampling.min_p", "rollout/test_rollout.py -k exact_distribution"),
     "repetition rewards negative logits": Fault("rollout/sampling.py", "logits_RV / penalty, logits_RV * penalty)", "logits_RV / penalty, logits_RV / penalty)", "rollout/test_rollout.py -k repetition"),
     "a token of zero weight is drawn": Fault("rollout/sampling.py", "cumulative_RN > target_R[:, None]", "cumulative_RN >= target_R[:, None]", "rollout/test_rollout.py -k zero_weight"),

@@ -165,8 +165,8 @@ def main(argv: list[str] | None = None) -> None:
     record = new_record(MODULE, argv, **facts, last=arguments.last, variants=variants)
     earlier = saved(file)
     before = earlier["variants"] if all(earlier.get(name) == value for name, value in facts.items()) else {}
-    kept = {name for name, words in variants.items() if before.get(name) == words}
-    record["runs"] = {name: finished(earlier, name) if name in kept else {} for name in variants}
+    unchanged = {name for name, words in variants.items() if before.get(name) == words}
+    record["runs"] = {name: finished(earlier, name) if name in unchanged else {} for name in variants}
 
     def make(name: str, seed: str) -> Run:
         return train(config, [*variants[name], "--seed", seed], arguments.metric)

@@ -115,15 +115,15 @@ def sample(
     temperature = sampling.temperature or 1.0
     real_V = jnp.arange(logits_RV.shape[-1]) < vocab_size
     logits_RV = jnp.where(real_V, logits_RV, -jnp.inf)
-    scaled_RV = kept_RV = logits_RV / temperature
+    scaled_RV = limited_RV = logits_RV / temperature
     if seen_RV is not None:
-        kept_RV = penalise_repetition(logits_RV, seen_RV, sampling.repetition_penalty) / temperature
+        limited_RV = penalise_repetition(logits_RV, seen_RV, sampling.repetition_penalty) / temperature
     if sampling.temperature == 0.0:
-        token_R, norm_R = jnp.argmax(kept_RV, axis=-1).astype(jnp.int32), jax.nn.logsumexp(scaled_RV, axis=-1)
+        token_R, norm_R = jnp.argmax(limited_RV, axis=-1).astype(jnp.int32), jax.nn.logsumexp(scaled_RV, axis=-1)
     else:
-        kept_RV = keep_likely(kept_RV, sampling)
-        token_R, norm_R = draw(kept_RV, uniform_R)
-        if kept_RV is not scaled_RV:  # else nothing was ruled out, and the draw's sum is that of all columns
+        limited_RV = keep_likely(limited_RV, sampling)
+        token_R, norm_R = draw(limited_RV, uniform_R)
+        if limited_RV is not scaled_RV:  # else nothing was ruled out, and the draw's sum is that of all columns
             norm_R = jax.nn.logsumexp(scaled_RV, axis=-1)
     # log_softmax's value at one column: the whole array of them would be written and never read.
     return token_R, jnp.take_along_axis(scaled_RV, token_R[:, None], axis=-1)[:, 0] - norm_R

@@ -200,8 +200,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def _space(self) -> tuple[int, int]:
         """Bytes that are free on the folder's file system, and those of a unit that it allocates."""
-        found = os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
-        return found.f_bavail * found.f_frsize, found.f_frsize
+        system = os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
+        return system.f_bavail * system.f_frsize, system.f_frsize
 
     def _discard_superseded(self) -> None:
         """Removes complete checkpoints that are neither among the last nor among the best."""

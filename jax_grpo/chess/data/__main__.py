@@ -72,8 +72,8 @@ def _make(
                 counts["rows"], done = dict(progress.rows), sum(progress.rows.values())
                 already = done if already is None else already
                 rate = (done - already) / max(time.time() - started, 1e-9)
-                said = f"rows, {rate:.0f} a second, {progress.duplicates} duplicates"
-                bar.update(task, completed=done, description=said)
+                progress_line = f"rows, {rate:.0f} a second, {progress.duplicates} duplicates"
+                bar.update(task, completed=done, description=progress_line)
         if "kind" in source.schema.names:
             kinds = (pq.read_table(path, columns=["kind"])["kind"].to_pylist() for path in args.out.glob("*.parquet"))
             counts["kinds"] = dict(sorted(Counter(itertools.chain.from_iterable(kinds)).items()))

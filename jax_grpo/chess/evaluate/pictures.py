@@ -28,14 +28,14 @@ SERIES = {  # how a mode and a side are drawn, by mode/group
 def save_pictures(results: Results, data: Data, name: str, folder: Path) -> list[Path]:
     """Writes those pictures that the suites which ran give something to draw for."""
     moves = [(p, results.moves[p.fen]) for p in data.positions if p.moves and p.fen in results.moves]
-    drawn = [  # (name, something to draw, how)
+    pictures = [  # (name, something to draw, how)
         ("rates.png", results.estimates, lambda path: rates(results.estimates, path)),
         ("strength.png", PLAYED in by_section(results.estimates), lambda path: losses(results.estimates, name, path)),
         ("selfplay.png", results.games, lambda path: lengths(results.games, path)),
         ("game.png", results.games, lambda path: longest_game(results.games, name, path)),
         ("boards.png", moves, lambda path: save_boards(moves, path)),
     ]
-    files = {folder / file: draw for file, there, draw in drawn if there}
+    files = {folder / file: draw for file, there, draw in pictures if there}
     for path, draw in files.items():
         draw(path)
     return list(files)
