@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jax_grpo.batch import record
-from jax_grpo.config import Config, check_files, load_config, parse_cli
+from jax_grpo.config import Config, ConfigError, check_files, load_config, parse_cli
 from jax_grpo.config.files import weights_directory
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
@@ -27,6 +27,7 @@ from jax_grpo.model.weights import save_hf
 from jax_grpo.policy.named import adapter_of
 from jax_grpo.policy.peft_files import save_adapters
 from jax_grpo.prompts.dataset import Heldout, describe_rows, heldout_rows
+from jax_grpo.prompts.given import with_dataset
 from jax_grpo.report.console import Console
 from jax_grpo.report.health import HealthLog
 from jax_grpo.report.log import MetricsError, MetricsLog, Silent
@@ -72,6 +73,7 @@ def train(
     *,
     task: Task | None = None,
     rewards: Sequence[Callable[..., Any]] | None = None,
+    dataset: Iterable[Mapping[str, Any]] | None = None,
     resume: str | None = None,
     restart: bool = False,
     argv: Sequence[str] | None = None,
@@ -81,15 +83,15 @@ def train(
     `config` may also be the path of a YAML file, or nested settings (`load_config`).
 
     A `task` of your own takes the place of the one that the config names, whose section is then left out; `rewards` are functions
-    for `task.name: prompts`, in the place of `task.rewards_from`. `resume` is `auto`, or the checkpoint or run folder to continue
-    from; `restart` begins again where a run is. `argv` are the command line's arguments, for `run.json` and the command
-    that continues; None when called from Python.
+    for `task.name: prompts`, in the place of `task.rewards_from`; `dataset` has rows of prompts, as a list of dicts or a
+    `datasets.Dataset`, in the place of `prompts.source`: they are written into the run folder.
+
+    `resume` is `auto`, or the checkpoint or run folder to continue from; `restart` begins again where a run is. `argv` are the
+    command line's arguments, for `run.json` and the command that continues; None when called from Python.
 
     With `mesh.coordinator`, of several processes, each of them calls it; process 0 alone writes, but for checkpoints.
     """
-    if not isinstance(config, Config):
-        config = load_config(config)
-        check_files(config)
+    config = _configured(config, dataset)
     with contextlib.ExitStack() as cleanup:
         cleanup.enter_context(processes.connected(config.mesh))  # before JAX looks for a device
         writes = processes.is_first()
@@ -147,6 +149,16 @@ def train(
         if writes:
             _end(milestones, params, argv)
         return run_dir
+
+
+def _configured(config: Config | str | Path | Mapping[str, Any], dataset: Iterable[Mapping[str, Any]] | None) -> Config:
+    if isinstance(config, Config):
+        if dataset is not None:
+            raise ConfigError("dataset: a Config has its prompts.source already; give a dictionary, or a YAML file")
+        return config
+    config = load_config(config) if dataset is None else with_dataset(config, dataset)
+    check_files(config)
+    return config
 
 
 def save_trained(trainer: Trainer, folder: Path, params: Any) -> None:

@@ -463,6 +463,9 @@ FAULTS = {
     "torch_ref: int8 by column instead of output": Fault("torch_ref/int8.py", "weight_OI = module.weight.T if isinstance(module, Conv1D) else module.weight", "weight_OI = module.weight", "parity/test_parity_int8.py -k 'every_adapters_gradient and gpt2'"),
     "torch_ref: int8 without its scale": Fault("torch_ref/int8.py", "scaled = product.to(wide) * self.scale_O.to(wide)", "scaled = product.to(wide)", "parity/test_parity_int8.py -k 'every_adapters_gradient and (gpt2 or mistral)'"),
     "torch_ref: the head in int8 too": Fault("torch_ref/int8.py", "if name == HEAD or not isinstance", "if not isinstance", "parity/test_parity_int8.py -k 'every_adapters_gradient and mistral'"),
+    "a top_k of the whole vocabulary is taken": Fault("programs.py", "if how.top_k >= tokenizer.vocab_size:", "if how.top_k > tokenizer.vocab_size:", "trainer/test_train.py -k top_k"),
+    "rows given keep the keys that Arrow adds": Fault("prompts/given.py", "{name: without_none(value) if name in READ else value for", "{name: value for", "prompts/test_given.py -k library"),
+    "rows given have one file, whatever they are": Fault("prompts/given.py", "hashlib.sha256(text.encode()).hexdigest()[:12]", "'rows'", "prompts/test_given.py -k named_by_them"),
 }  # fmt: skip
 
 

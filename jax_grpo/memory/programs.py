@@ -189,9 +189,9 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
             first = modes[name.removesuffix(during_training.LATER_TURNS)]
             given = _later_turn(given, jax.eval_shape(first, *given), windows.observation, layout)
         programs.append(Program(f"{EVALUATION}{name}", jitted, given, all_weights))
-    held: dict[str, Any] = {"parameters": trained, "moments": state.opt_state, "base": base, "reference": own}
+    trees: dict[str, Any] = {"parameters": trained, "moments": state.opt_state, "base": base, "reference": own}
     resident, in_host = Counter[str](), Counter[str]()
-    for name, tree in held.items():
+    for name, tree in trees.items():
         for leaf in jax.tree.leaves(tree):
             away = getattr(leaf.sharding, "memory_kind", None) == HOST and not shares_host_memory
             (in_host if away else resident)[name] += size(leaf)

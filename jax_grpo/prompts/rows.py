@@ -29,6 +29,7 @@ from jax_grpo.system.whole_files import file_hash
 PROMPT, MESSAGES = "prompt", "messages"  # TRL has both kinds in a column called prompt; so may a row here
 # Columns that a row's chat template is given; rewards get them too.
 TOOLS, TEMPLATE_KWARGS = "tools", "chat_template_kwargs"
+READ = (PROMPT, MESSAGES, TOOLS, TEMPLATE_KWARGS)  # what a prompt is made of
 FORMATS = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 # Of a folder that `datasets` saved: what names its Arrow files, or says that it holds several such folders.
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -260,24 +261,24 @@ def _of_arrow(path: Path, table: pa.Table, identity: str, texts: _Texts) -> Prom
         raise PromptFileError(f"{path}: columns {', '.join(names)}; {expected}")
     _require_single(names, str(path))
     table = table.combine_chunks()  # one chunk a column: a row is found without a search
-    read = [name for name in (*own, TOOLS, TEMPLATE_KWARGS) if name in names]
-    rows = table.to_pylist() if texts.template is not None else map(_without_none, table.select(read).to_pylist())
+    read = [name for name in READ if name in names]
+    rows = table.to_pylist() if texts.template is not None else map(without_none, table.select(read).to_pylist())
     prompts = [texts(f"{path}: row {i}", row) for i, row in enumerate(rows)]
     others = [name for name in names if name not in own]
 
     def columns_of(index: int) -> dict[str, Any]:
         row = table.slice(index, 1).to_pylist()[0]
-        return row | {name: _without_none(row[name]) for name in read}
+        return row | {name: without_none(row[name]) for name in read}
 
     return PromptTable(prompts, others, columns_of, texts.identity(identity), template=texts.template)
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """Without the keys that Arrow gives every message, tool or argument because another one has them."""
     if isinstance(value, list):
-        return [_without_none(part) for part in value]
+        return [without_none(part) for part in value]
     if isinstance(value, dict):
-        return {name: _without_none(part) for name, part in value.items() if part is not None}
+        return {name: without_none(part) for name, part in value.items() if part is not None}
     return value
 
 

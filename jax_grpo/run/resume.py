@@ -199,8 +199,7 @@ def command(argv: Sequence[str] | None, iterations: int | None = None) -> str:
     `iterations`, where given, is its new number of iterations.
     """
     if argv is None:
-        changed = f".model_copy(update={{'iterations': {iterations}}})" if iterations else ""
-        return f"train(config{changed}, resume='auto')"
+        return f"the same call of train, with resume='auto'{f' and iterations {iterations}' if iterations else ''}"
     settings = OPTIONS.parse_known_args(argv)[1]
     more = ["--iterations", str(iterations)] if iterations else []
     return f"{PROGRAM} {shlex.join([*settings, *more, '--resume', 'auto'])}"

@@ -145,18 +145,16 @@ def test_the_examples_train_outside_the_repository_with_the_installed_wheel_and_
     assert output.rstrip().endswith("python") and (folder / "python" / "weights").is_dir()
 
 
-def test_the_reward_of_the_readme_takes_twenty_lines():
+def test_the_reward_of_the_readme_is_one_short_file():
     files = files_of((ROOT / "README.md").read_text())
-    assert set(files) == {"prompts.jsonl", "rewards.py", "reward.yaml"}
-    assert sum(text.count("\n") for text in files.values()) <= 20
+    assert [*files] == ["mine.py"]
+    assert sum(bool(line) for line in files["mine.py"].splitlines()) <= 20
 
 
 @pytest.mark.slow  # a whole training
 def test_the_reward_of_the_readme_is_learnt(tmp_path):
-    for name, text in files_of((ROOT / "README.md").read_text()).items():
-        (tmp_path / name).write_text(text)
-    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
-    run([sys.executable, "-m", "jax_grpo.train", "--config", "reward.yaml"], tmp_path, **environment)
+    (tmp_path / "mine.py").write_text(files_of((ROOT / "README.md").read_text())["mine.py"])
+    run([sys.executable, "mine.py"], tmp_path, PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", MPLBACKEND="Agg")
     records = read_records(tmp_path / "runs" / "mine" / "metrics.jsonl")
     rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
     assert np.mean(rewards[:10]) < 0.3 and np.mean(rewards[-10:]) > 0.6
