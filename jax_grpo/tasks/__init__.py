@@ -34,8 +34,9 @@ def make_task(
         ConfigError: functions are given where nothing asks for any, a setting is missing, or a task of a mixture answers
             completions.
     """
-    if rewards is not None and "prompts" not in [task for task, _ in config.tasks.values()]:
-        raise ConfigError("rewards: functions reward the prompts of task.name prompts, and no other task's")
+    names = [task for task, _ in config.tasks.values()]
+    if rewards is not None and "prompts" not in names:
+        raise ConfigError(f"rewards: functions reward the prompts of task.name prompts; here it is {', '.join(names)}")
     chat = None if tokenizer is None else ChatTemplate(tokenizer)
     tasks: dict[str, Task] = {}
     for name, (task, settings) in config.tasks.items():

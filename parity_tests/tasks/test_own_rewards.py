@@ -297,7 +297,7 @@ def test_settings_that_do_not_fit_the_functions_are_refused(settings, words):
 
 
 def test_functions_from_python_are_refused_where_nothing_asks_for_them():
-    with pytest.raises(ConfigError, match=r"functions reward the prompts of task.name prompts, and no other"):
+    with pytest.raises(ConfigError, match=r"functions reward the prompts of task.name prompts; here it is policy"):
         make_task(task_of(), [raises_on_five])
 
 
