@@ -1,10 +1,13 @@
 """Rows given by a Python program: what is written of them, that a run is continued on it, and what is refused."""
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from architecture import ROOT
 from short_runs import lines_without_times
 
 from jax_grpo.config import Config, ConfigError, load_config
@@ -49,6 +52,15 @@ def test_a_file_of_settings_gets_them_too_and_trls_name_of_the_folder_is_known(t
         config.prompts.source.startswith(f"{tmp_path}/yes: [no]/prompts-")
         and load_config(config.model_dump()) == config
     )
+
+
+def test_the_settings_of_the_page_for_those_who_come_from_trl_are_accepted(tmp_path):
+    page = (ROOT / "docs" / "trl_differences.md").read_text()
+    (block,) = re.findall(r"^settings = (\{.*?^\})$", page, re.DOTALL | re.MULTILINE)
+    own = {"output_dir": str(tmp_path), "model": {"weights": "packaged:words-small"}}
+    config = with_dataset(ast.literal_eval(block) | own, ROWS)
+    assert (config.prompts.per_iteration, config.rollout.group_size, config.rollout.max_new_tokens) == (8, 8, 256)
+    assert (config.objective.name, config.objective.aggregation, config.kl.beta) == ("clip", "dapo", 0)
 
 
 @pytest.mark.slow  # `datasets` takes seconds to import
