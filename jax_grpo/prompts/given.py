@@ -25,6 +25,10 @@ def with_dataset(settings: str | Path | Mapping[str, Any], dataset: Iterable[Map
         ConfigError: as `load_config`; `prompts.source` is given too; or `run_dir` cannot be written to.
         PromptFileError: a row is no mapping, or holds what JSON has no form for.
     """
+    if isinstance(dataset, str | Path | Mapping):
+        raise ConfigError(
+            f"dataset is {dataset!r:.80}; expected rows, such as a list of dicts; a file's path is {SOURCE}"
+        )
     values = settings if isinstance(settings, Mapping) else read_yaml(str(settings))[0]
     if isinstance(prompts := values.get("prompts"), Mapping) and "source" in prompts:
         raise ConfigError(f"{SOURCE} is {prompts['source']!r}, and a dataset is given: leave one out")

@@ -109,6 +109,8 @@ def test_a_dataset_beside_a_source_and_a_folder_that_is_a_file_are_refused(tmp_p
     given = settings(tmp_path, prompts={"source": "a.jsonl"})
     with pytest.raises(ConfigError, match=r"^prompts.source is 'a.jsonl', and a dataset is given: leave one out"):
         train(given, dataset=ROWS)
+    with pytest.raises(ConfigError, match=r"^dataset is 'a.jsonl'; expected rows, .* a file's path is prompts.source"):
+        train(settings(tmp_path), dataset="a.jsonl")  # pyright: ignore[reportArgumentType]
     (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n')
     whole = Config.model_validate(settings(tmp_path, prompts={"source": str(tmp_path / "a.jsonl")}))
     with pytest.raises(ConfigError, match=r"dataset: a Config has its prompts\.source already"):
