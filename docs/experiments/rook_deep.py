@@ -1,7 +1,7 @@
 """How packaged:rook-deep and packaged:rook-endings were made: soft targets for all legal moves, in PyTorch with Muon.
 
     python docs/experiments/rook_deep.py --data labelled --out taught --lesson stockfish --rows 356000
-    python docs/experiments/rook_deep.py --data labelled --out rook-deep --lesson players --rows 260000 --start taught
+    python docs/experiments/rook_deep.py --data labelled --out rook-deep --lesson players --rows 240000 --start taught
     python docs/experiments/rook_deep.py --data labelled --out rook-endings --lesson endings --rows 223000 \\
         --start rook-deep --peak 0.6
 
