@@ -65,7 +65,7 @@ DIFFERENT = {
     "disable_dropout": "nothing is ever dropped",
     "resume_from_checkpoint": "a run is continued by --resume auto",
 }
-# What has the place of a name of TRL's, PEFT's or transformers' whose values are others.
+# Settings of TRL's scripts that stand elsewhere here, with other values: where.
 ELSEWHERE = {
     "model_name_or_path": "model.weights, a folder or hub:OWNER/NAME",
     "model_revision": "model.weights, hub:OWNER/NAME@REVISION",
@@ -74,10 +74,10 @@ ELSEWHERE = {
     ),
     "attn_implementation": "model.attention",
     **dict.fromkeys(("use_peft", "peft_config"), "model.adapter, a section of its own"),
-    **dict.fromkeys(("lora_r", "r"), "model.adapter.rank"),
+    "lora_r": "model.adapter.rank",
     "lora_alpha": "model.adapter.alpha",
     "lora_dropout": "model.adapter.dropout, which is always 0",
-    **dict.fromkeys(("lora_target_modules", "target_modules"), "model.adapter.targets"),
+    "lora_target_modules": "model.adapter.targets",
     "use_rslora": "model.adapter.rank_stabilised",
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "model.adapter.base_dtype: int8"),
     **dict.fromkeys(("dataset_name", "train_dataset"), "prompts.source, a file or a folder that `datasets` saved"),

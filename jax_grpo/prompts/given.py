@@ -1,6 +1,6 @@
-"""Rows that a Python program has in memory, written as a file that the config names, as any run's prompts are in one.
+"""Prompts that a Python program passes as rows: written to a JSONL file in the run folder, which `prompts.source` then names.
 
-So the run is continued, replayed and judged from its folder alone. Knows nothing of tasks, models or what a row means.
+The run can be continued and replayed from its folder alone. Knows nothing of tasks, models or what a row means.
 """
 
 import hashlib

@@ -242,7 +242,7 @@ def test_the_place_of_a_name_of_trls_is_a_setting_that_there_is():
         for key in re.findall(r"\b[a-z]+\.[a-z_.]*[a-z]", place):
             assert key in known, (name, key)
     assert not {*trl_names.ELSEWHERE} & {*trl_names.TAKEN, *trl_names.DIFFERENT}
-    # What transformers' own arguments and ours both know is ours: nobody is sent away who needs nothing else.
+    # A name that is also a setting of ours, such as `seed`, keeps its meaning.
     assert not {*trl_names.NAMES.names} & {*Config.model_fields}
 
 

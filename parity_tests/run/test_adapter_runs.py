@@ -12,7 +12,6 @@ import peft
 import pytest
 import torch
 import transformers
-from budget import slow_but
 from conftest import TINY
 from flax import nnx
 from safetensors.numpy import load_file
@@ -113,7 +112,8 @@ def test_adapters_are_continued_as_a_new_runs_start_and_are_its_reference(finish
     trainer.task.close()
 
 
-@pytest.mark.parametrize("base", slow_but([], ["parameters", "int8"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["parameters", "int8"])
 def test_a_run_that_died_continues_bit_for_bit(base, tmp_path, monkeypatch):
     model = {"adapter": {"rank": RANK, "alpha": 4.0, "base_dtype": base}}
     cut, whole = cut_and_whole(lambda run: settings(tmp_path, run, model=model), monkeypatch)
