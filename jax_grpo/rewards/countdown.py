@@ -16,11 +16,12 @@ SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def countdown(
-    completions: Sequence[Completion], target: Sequence[int], nums: Sequence[Sequence[int]], **columns: Any
+    completions: Sequence[Completion], target: Sequence[Any], nums: Sequence[Sequence[Any]], **columns: Any
 ) -> list[float]:
     """1 where the expression in the last `<answer>...</answer>` uses each of `nums` exactly once and equals `target`, else 0.
 
     An expression has whole numbers, + - * / and parentheses; its value is exact. It is parsed, never evaluated as Python.
+    `nums` and `target` are numbers, or texts of them.
 
     >>> countdown(["<answer>(44 - 19) * 2</answer>", "<answer>(44 - 19) * 2 = 50</answer>"], [50] * 2, [[19, 2, 44]] * 2)
     [1.0, 0.0]
@@ -31,12 +32,12 @@ def countdown(
     ]
 
 
-def _reaches(text: str | None, target: int, numbers: Sequence[int]) -> bool:
+def _reaches(text: str | None, target: Any, numbers: Sequence[Any]) -> bool:
     if text is None or len(text) > LONGEST or not WRITTEN.fullmatch(text):
         return False
     try:
         tree = ast.parse(text, mode="eval").body
-        return sorted(_leaves(tree)) == sorted(map(int, numbers)) and _value(tree) == target
+        return sorted(_leaves(tree)) == sorted(map(int, numbers)) and _value(tree) == Fraction(target)
     except (
         SyntaxError,
         RecursionError,

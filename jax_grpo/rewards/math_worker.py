@@ -1,10 +1,10 @@
-"""Compares expressions for `mathematics`: a pair of texts as JSON on a line of the input, its score on one of the output."""
+"""The process that compares expressions for `mathematics`: a score for the row's answer and a text."""
 
-import json
 import logging
-import sys
 
 from math_verify import parse, verify  # pyright: ignore[reportMissingImports] (an extra)
+
+from jax_grpo.rewards.worker import serve
 
 SECONDS = 2  # that parsing or comparing may take; by a signal, which ends most things
 
@@ -17,12 +17,6 @@ def score(answer: str, text: str) -> float | None:
     return float(verify(right, parse(text, parsing_timeout=SECONDS), timeout_seconds=SECONDS))
 
 
-def main() -> None:
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each that takes too long
-    print("null", flush=True)  # the imports are done
-    for line in sys.stdin:
-        print(json.dumps(score(*json.loads(line))), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each that takes too long
+    serve(lambda settings: score)

@@ -7,18 +7,13 @@ a new one.
 
 import atexit
 import importlib.util
-import json
-import select
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from jax_grpo.rewards.texts import MARK, Completion, content
+from jax_grpo.rewards.worker import TooSlow, Worker
 
 LIMIT_S = 10.0  # for one completion: more than `math_worker` takes
-START_S = 60.0  # for a process's imports
 
 
 def math_answer(completions: Sequence[Completion], answer: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -31,8 +26,14 @@ def math_answer(completions: Sequence[Completion], answer: Sequence[Any], **colu
     >>> math_answer([r"so it is \boxed{\frac{1}{2}}", "It is $x+1$", "7"], ["0.5", "1 + x", 8])
     [1.0, 1.0, 0.0]
     """
-    with _LOCK:
-        return [_WORKER.score(str(right), content(c)) for c, right in zip(completions, answer, strict=True)]
+    return [_score(str(right), content(c)) for c, right in zip(completions, answer, strict=True)]
+
+
+def _score(answer: str, text: str) -> float | None:
+    try:
+        return _WORKER.ask(answer.rpartition(MARK)[2].strip(), text, seconds=LIMIT_S)
+    except TooSlow:
+        return 0.0
 
 
 def _require() -> None:
@@ -43,48 +44,5 @@ def _require() -> None:
 math_answer.require = _require  # pyright: ignore[reportFunctionMemberAccess] (called before a run begins)
 
 
-class _Worker:
-    """A process of `math_worker`, started when it is first needed."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-
-    def score(self, answer: str, text: str) -> float | None:
-        process = self._process or self._started()
-        assert process.stdin is not None, "a pipe"
-        process.stdin.write(json.dumps([answer.rpartition(MARK)[2].strip(), text]) + "\n")
-        process.stdin.flush()
-        if (line := _next_line(process, LIMIT_S)) is None:
-            self.close()
-            return 0.0
-        return json.loads(line)
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def _started(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "jax_grpo.rewards.math_worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if _next_line(self._process, START_S) is None:
-            self.close()
-            raise TimeoutError(f"{' '.join(command)} was not ready within {START_S:g} s")
-        return self._process
-
-
-def _next_line(process: subprocess.Popen[str], seconds: float) -> str | None:
-    """What a process writes next; None: nothing in this time."""
-    assert process.stdout is not None, "a pipe"
-    if not select.select([process.stdout], [], [], seconds)[0]:
-        return None
-    if not (line := process.stdout.readline()):
-        raise RuntimeError(
-            f"the process that compares expressions ended with status {process.wait()}; see its output above"
-        )
-    return line
-
-
-_WORKER, _LOCK = _Worker(), threading.Lock()
+_WORKER = Worker("jax_grpo.rewards.math_worker")
 atexit.register(_WORKER.close)

@@ -21,11 +21,14 @@ from jax_grpo.prompts.chat import ChatTemplateError, messages_of
 from jax_grpo.prompts.table import Rows, is_heldout
 from jax_grpo.prompts.template import PromptTemplate, TemplateError
 from jax_grpo.rewards.texts import between_tags, last_figures_of
+from jax_grpo.rewards.worker import NoReply, Worker
 from jax_grpo.tasks.base import Component, Headline, Prompt, Task, component, with_overrides
 from jax_grpo.tasks.stop import text_stop
 
 LIBRARY = "reasoning_gym"
 DEFAULT_ASK = [{"role": "user", "content": "{{ question }}"}]
+LIMIT_S = 10.0  # for an instance to be made, or an answer scored
+MOST_UNFINISHED = 3  # of one prompt
 TRIES = 1000  # instances that are looked at for one of the wanted split
 
 
@@ -87,7 +90,8 @@ class ReasoningGymTask(Task[int]):
 
     def __init__(self, settings: ReasoningGymSettings):
         self._settings, self._chosen = settings, settings.datasets
-        self._datasets = {name: _made(name, one, settings.instances) for name, one in settings.datasets.items()}
+        arguments = {name: _arguments(name, one, settings.instances) for name, one in settings.datasets.items()}
+        self._library = Worker("jax_grpo.rewards.gym_worker", arguments)
         try:
             self._ask = PromptTemplate(DEFAULT_ASK if settings.ask is None else settings.ask)
         except TemplateError as error:
@@ -106,7 +110,7 @@ class ReasoningGymTask(Task[int]):
                     f"prompts.{key} is {getattr(prompts, key)!r}, which does nothing: task reasoning_gym makes its prompts{remedy}"
                 )
         self._template_arguments = prompts.chat_template_kwargs
-        if prompts.chat_template_kwargs and self._made_of(_question(next(iter(self._datasets.values())), 0))[1] is None:
+        if prompts.chat_template_kwargs and self._made_of("?")[1] is None:
             raise ConfigError(
                 f"prompts.chat_template_kwargs {prompts.chat_template_kwargs} do nothing: task.ask makes texts, which go through "
                 "no chat template"
@@ -125,9 +129,18 @@ class ReasoningGymTask(Task[int]):
         """The first instance that the seed gives whose question is in this split."""
         rng = random.Random(f"reasoning_gym/{seed}")
         (name,) = rng.choices([*self._chosen], [one.weight for one in self._chosen.values()])
+        unfinished = 0
         for _ in range(TRIES):
             number = rng.randrange(self._settings.instances)
-            question = _question(self._datasets[name], number)
+            try:
+                question = self._library.ask(name, number, seconds=LIMIT_S)
+            except NoReply:
+                if (unfinished := unfinished + 1) < MOST_UNFINISHED:
+                    continue  # the library's number_sequence never finishes one instance in 2,000
+                raise ConfigError(
+                    f"task.datasets.{name} with {self._chosen[name].settings}: the library did not finish {unfinished} "
+                    f"instances in {LIMIT_S:g} s each, such as {number}, or failed (see above)"
+                ) from None
             if is_heldout(question, 1, 9) == heldout:
                 text, messages = self._made_of(question)
                 return Prompt(text, 0, number, answer=json.dumps([name, number]), messages=messages)
@@ -157,13 +170,23 @@ class ReasoningGymTask(Task[int]):
             name, number = json.loads(prompt.answer or "")
             answer = ANSWERS[self._chosen[name].answer](text)
             names.append(name)
-            scores.append(0.0 if answer is None else _score(self._datasets[name], number, answer))
+            scores.append(0.0 if answer is None else self._score(name, number, answer))
         own = {
             name: [s if other == name else None for other, s in zip(names, scores, strict=True)]
             for name in self._chosen
         }
         values = {"score": scores, "right": [float(score == 1) for score in scores], **own}
         return {name: component(values[name]) for name in self.component_weights}
+
+    def _score(self, name: str, number: int, answer: str) -> float:
+        """The library's score; 0 where its scorer cannot read the answer, or does not come to an end."""
+        try:
+            return self._library.ask(name, number, answer, seconds=LIMIT_S)
+        except NoReply:
+            return 0.0
+
+    def close(self) -> None:
+        self._library.close()
 
 
 class _Numbers(Rows[int]):
@@ -181,20 +204,8 @@ class _Numbers(Rows[int]):
         return index
 
 
-def _question(dataset: Any, number: int) -> str:
-    return dataset[number]["question"]
-
-
-def _score(dataset: Any, number: int, answer: str) -> float:
-    """The library's score; 0 where its scorer cannot read the answer, such as a word in the place of a number."""
-    try:
-        return float(dataset.score_answer(answer, dataset[number]))
-    except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
-        return 0.0
-
-
-def _made(name: str, chosen: DatasetSettings, instances: int) -> Any:
-    """The library's data set of this name."""
+def _arguments(name: str, chosen: DatasetSettings, instances: int) -> dict[str, Any]:
+    """What the library makes the data set of this name of; it has made one."""
     try:
         factory = importlib.import_module(f"{LIBRARY}.factory")
         importlib.import_module(LIBRARY)
@@ -211,7 +222,9 @@ def _made(name: str, chosen: DatasetSettings, instances: int) -> Any:
         raise ConfigError(
             f"task.datasets.{name}.settings has {min(clash)!r}; expected seed and task.instances of the run"
         )
+    arguments = chosen.settings | {"seed": 0, "size": instances}
     try:
-        return factory.create_dataset(name, seed=0, size=instances, **chosen.settings)
+        factory.create_dataset(name, **arguments)
+        return arguments
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"task.datasets.{name}.settings {chosen.settings}: {error}") from error

@@ -140,6 +140,7 @@ def test_the_value_of_an_expression_is_exact():
         ["<answer>1 / 3 * 3</answer>", "<answer>10 / 4 * 4</answer>"], [1, 10], [[1, 3, 3], [4, 10, 4]]
     ) == [1, 1]
     assert countdown(["<answer>100 / 3</answer>"], [33], [[100, 3]]) == [0]
+    assert countdown(["<answer>4 * 3</answer>"] * 2, ["12", "13"], [["3", "4"]] * 2) == [1, 0], "a file's texts"
 
 
 # How an answer may stand at the end of a text. `{}` is a whole number, right in half of the texts.
@@ -267,6 +268,14 @@ def test_an_expression_that_never_ends_is_wrong_and_holds_up_nobody(mathematics,
     towers = [r"\boxed{9^{9^{9}}}", r"\boxed{7}", r"\boxed{(10^9)!}", r"\boxed{7}"]
     (_, given), *_ = Calls(60).answers(named([mathematics.math_answer]), {"completions": towers, "answer": ["7"] * 4})
     assert given.result() == [0, 1, 0, 1]
+
+
+def test_a_process_that_ends_is_an_error_and_no_wrong_answer(mathematics):
+    assert mathematics.math_answer(["7"], [7]) == [1]
+    mathematics._WORKER._process.kill()
+    with pytest.raises(RuntimeError, match=r"jax_grpo\.rewards\.math_worker.* ended; see its output above"):
+        mathematics.math_answer(["7"], [7])
+    assert mathematics.math_answer(["7"], [7]) == [1], "a new one"
 
 
 def test_a_missing_library_is_named_before_a_run(monkeypatch, tmp_path):

@@ -1,9 +1,12 @@
 """Questions of reasoning-gym: scored as the library scores, held-out ones never trained on, every wrong setting one error."""
 
 import collections
+import itertools
 import json
+import os
 import random
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -13,6 +16,7 @@ from jax_grpo.config import ConfigError, load_config
 from jax_grpo.config.sections import PromptsConfig
 from jax_grpo.config.tasks import task_of
 from jax_grpo.prompts.chat import ChatTemplate
+from jax_grpo.rewards.worker import NoReply
 from jax_grpo.tasks import make_task
 from jax_grpo.tasks.checked import checked_score, made_prompt
 from jax_grpo.tasks.reasoning_gym import ANSWERS
@@ -36,36 +40,71 @@ def task_with(datasets, **settings):
     )
 
 
+# The library as its pages call it, in a process whose hashes are those of the worker: some questions depend on them.
+JUDGE = """
+import json, reasoning_gym, sys
+
+sets = {}
+for line in sys.stdin:
+    name, size, number, text = json.loads(line)
+    judge = sets.get(name) or sets.setdefault(name, reasoning_gym.create_dataset(name, seed=0, size=size))
+    entry = judge[number]
+    try:
+        score = None if text is None else judge.score_answer(text, entry)
+    except (ValueError, TypeError, SyntaxError):  # that scorer reads numbers, and this is none
+        score = 0.0
+    print(json.dumps([entry["question"], str(entry["answer"]), score]))
+"""
+
+
+def judged(rows):
+    """Question, answer and score of each (data set, number of an instance, text or None)."""
+    lines = "".join(json.dumps([name, INSTANCES, number, text]) + "\n" for name, number, text in rows)
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    judge = [sys.executable, "-c", JUDGE]
+    ended = subprocess.run(judge, input=lines, env=environment, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
 def test_twenty_datasets_are_scored_as_the_library_scores():
     """On a thousand texts: the answer, another one, the question, numbers and letters, whole and in sentences."""
-    rng, texts, right = random.Random(0), 0, 0
+    rng = random.Random(0)
+    task = task_with({name: {"answer": "whole"} for name in DATASETS})
+    prompts, completions = [made_prompt(task, row, row) for row in range(1100)], []
+    asked = [json.loads(prompt.answer) for prompt in prompts]
+    answers, others = (
+        [answer for _, answer, _ in judged([(name, number, None) for name, number in each])]
+        for each in (asked, [(name, rng.randrange(INSTANCES)) for name, _ in asked])
+    )
+    for prompt, answer, other in zip(prompts, answers, others, strict=True):
+        noise = "".join(rng.choices("abc 0123456789.-/[]'\n", k=rng.randint(1, 20)))
+        completions.append(
+            rng.choice([answer, f" {answer}\n", other, f"It is {answer}.", noise, prompt.text, answer.upper()])
+        )
+    scores = checked_score(task, prompts, completions)
+    theirs = judged([(*each, text.strip()) for each, text in zip(asked, completions, strict=True)])
+    assert [prompt.text for prompt in prompts] == [question + "\n" for question, *_ in theirs]
+    expected = np.array([score for *_, score in theirs], np.float32)
+    np.testing.assert_array_equal(scores["score"].values_B, expected)
+    np.testing.assert_array_equal(scores["right"].values_B, expected == 1)
     for name in DATASETS:
-        judge = reasoning_gym.create_dataset(name, seed=0, size=INSTANCES)
-        task = task_with({name: {"answer": "whole"}})
-        prompts = [made_prompt(task, row, row) for row in range(40)]
-        completions = []
-        for prompt in prompts:
-            answer = str(judge[json.loads(prompt.answer)[1]]["answer"])
-            other = str(judge[rng.randrange(INSTANCES)]["answer"])
-            noise = "".join(rng.choices("abc 0123456789.-/[]'\n", k=rng.randint(1, 20)))
-            completions.append(
-                rng.choice([answer, f" {answer}\n", other, f"It is {answer}.", noise, prompt.text, answer.upper()])
-            )
-        scores = checked_score(task, prompts, completions)
-        for prompt, completion, score, exact in zip(
-            prompts, completions, scores["score"].values_B, scores["right"].values_B, strict=True
-        ):
-            entry = judge[json.loads(prompt.answer)[1]]
-            assert entry["question"] + "\n" == prompt.text
-            try:
-                theirs = judge.score_answer(completion.strip(), entry)
-            except (ValueError, TypeError, SyntaxError):  # that scorer reads numbers, and this is none
-                theirs = 0.0
-            assert score == np.float32(theirs) and exact == (theirs == 1), (name, completion)
-            texts, right = texts + 1, right + exact
-        np.testing.assert_array_equal(scores[name].values_B, scores["score"].values_B)
-    print(f"{len(DATASETS)} data sets, {texts} texts, {right:.0f} right")
-    assert texts >= 1000 and len(DATASETS) >= 20 and right > 200
+        own = np.array([other == name for other, _ in asked])
+        assert own.sum() > 20 and (scores[name].about_B == own).all()
+        np.testing.assert_array_equal(scores[name].values_B[own], expected[own])
+    right = (expected == 1).sum()
+    print(f"{len(DATASETS)} data sets, {len(prompts)} texts, {right} right")
+    assert len(DATASETS) >= 20 and right > 200
+    task.close()
+
+
+def test_another_process_asks_the_same():
+    """Of data sets whose questions depend on the order of a set, which every process has its own of, or on `random`."""
+    names = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "list_functions")
+    tasks = [task_with({name: {} for name in names}) for _ in range(2)]
+    first, second = ([made_prompt(task, row, row) for row in range(60)] for task in tasks)
+    assert first == second
+    for task in tasks:
+        task.close()
 
 
 def test_a_held_out_question_is_never_trained_on_and_the_seed_alone_decides():
@@ -88,7 +127,8 @@ def test_data_sets_ask_by_their_weights_and_are_scored_apart():
     names = [json.loads(prompt.answer)[0] for prompt in prompts]
     counts = collections.Counter(names)
     assert 250 < counts["chain_sum"] < 350 and sum(counts.values()) == 400
-    answers = [task._datasets[name][json.loads(p.answer)[1]]["answer"] for name, p in zip(names, prompts, strict=True)]
+    judges = {name: reasoning_gym.create_dataset(name, seed=0, size=INSTANCES) for name in counts}
+    answers = [judges[name][json.loads(p.answer)[1]]["answer"] for name, p in zip(names, prompts, strict=True)]
     scores = checked_score(task, prompts, [f"1, no, it is {answer}" for answer in answers])
     assert (scores["right"].values_B == 1).all() and (scores["score"].values_B == 1).all()
     for name in counts:
@@ -214,3 +254,39 @@ def test_a_run_trains_on_questions_alone_and_beside_another_task(tmp_path):
     metrics, samples, _ = Trainer(load_config(tiny | {"task": mixed})).iterate(0)
     requested = collections.Counter(prompt.task for prompt in samples.prompts)
     assert requested["reasoning_gym"] and "reward/reasoning_gym/right/mean" in metrics
+
+
+def test_a_text_that_its_scorer_evaluates_as_python_harms_no_run():
+    """Some of the library's scorers call `eval`: in the run's own process, `exit()` would end it without a word."""
+    settings = {"n": 4, "min_remove": 1, "max_remove": 1}
+    task = task_with({"n_queens": {"answer": "whole", "settings": settings}})
+    prompts = [made_prompt(task, row, row) for row in range(3)]
+    judge = reasoning_gym.create_dataset("n_queens", seed=0, size=INSTANCES, **settings)
+    entry = judge[json.loads(prompts[-1].answer)[1]]
+    texts = ["exit()", "__import__('os')._exit(0)", entry["metadata"]["valid_answers"][0]]
+    assert checked_score(task, prompts, texts)["score"].values_B.tolist() == [0, 0, 1]
+    task.close()
+
+
+def test_an_instance_that_the_library_never_finishes_is_left_out(monkeypatch):
+    monkeypatch.setattr("jax_grpo.tasks.reasoning_gym.LIMIT_S", 1.0)
+    task, endless = task_with({"number_sequence": {}}, instances=164), 163  # of reasoning-gym 0.1.25
+
+    def first_number(seed: int) -> int:
+        rng = random.Random(f"reasoning_gym/{seed}")
+        rng.choices(["number_sequence"], [1.0])
+        return rng.randrange(164)
+
+    task.prompt(0, 0)  # the process has begun
+    seed = next(seed for seed in itertools.count() if first_number(seed) == endless)
+    assert json.loads(task.prompt(0, seed).answer)[1] != endless
+
+    def never(*request, seconds):
+        raise NoReply
+
+    monkeypatch.setattr(task._library, "ask", never)
+    with pytest.raises(
+        ConfigError, match=r"task\.datasets\.number_sequence with .*did not finish 3 instances in 1 s each"
+    ):
+        task.prompt(0, 0)
+    task.close()
