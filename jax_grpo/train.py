@@ -44,7 +44,7 @@ from jax_grpo.system.process import StopSignals
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.system.terminal import printable_lines
 from jax_grpo.system.whole_files import write_whole
-from jax_grpo.tasks import make_task
+from jax_grpo.tasks import make_task, require_task
 from jax_grpo.tasks.base import Task, TaskError, applicable
 from jax_grpo.tasks.checked import made_prompt
 from jax_grpo.trainer import NonFiniteUpdates, Trainer
@@ -105,13 +105,8 @@ def train(
         origin = continuing.find_origin(resume, restart, run_dir, checkpoints, print)
         first = origin.iteration if origin else 0
         compilation.keep_programs(config.compilation_cache)
-        if task is None and rewards is None:
-            if config.update.micro_batches == "auto":
-                # Choosing a number compiles programs: bad code and bad data of the user's are reported before.
-                with contextlib.closing(make_task(config.task, tokenizer=tokenizer_of(config.model))) as own:
-                    own.require_weights(config.model.weights)
-                    own.read(config.prompts, config.seed, config.compilation_cache)
-            config = choose_micro_batches(config, print, before=origin.content["config"] if origin else None)
+        if config.update.micro_batches == "auto":
+            config = _with_micro_batches(config, task, rewards, origin)
         changes = continuing.require_same_run(origin, config) if origin else []
 
         # What it trains, on which data.
@@ -159,6 +154,19 @@ def _configured(config: Config | str | Path | Mapping[str, Any], dataset: Iterab
     config = load_config(config) if dataset is None else with_dataset(config, dataset)
     check_files(config)
     return config
+
+
+def _with_micro_batches(
+    config: Config, task: Task | None, rewards: Sequence[Callable[..., Any]] | None, origin: Origin | None
+) -> Config:
+    """The config with a number for `auto`, which compiles programs: bad code and bad data of the user's are reported before."""
+    before = origin.content["config"] if origin else None
+    if task is not None:
+        return choose_micro_batches(config, print, before=before, task=require_task(task, "task"))
+    with contextlib.closing(make_task(config.task, rewards, tokenizer_of(config.model))) as own:
+        own.require_weights(config.model.weights)
+        own.read(config.prompts, config.seed, config.compilation_cache)
+        return choose_micro_batches(config, print, before=before, task=own)
 
 
 def save_trained(trainer: Trainer, folder: Path, params: Any) -> None:

@@ -64,10 +64,6 @@ class Trainer:
             raise ConfigError(
                 "rewards: a task that is given scores by itself, and the functions would do nothing; leave one out"
             )
-        if (task is not None or rewards is not None) and config.update.micro_batches == "auto":
-            raise ConfigError(
-                "update.micro_batches is 'auto', which sizes the config's own task; beside another give a number"
-            )
         self.config, self.layout = config, layout_of(config.mesh)
         # Micro-batches of an optimiser step, whose padding is not computed; None: on several devices it is.
         self._parts = config.update.parts if self.layout is ONE_DEVICE else None

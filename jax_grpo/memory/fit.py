@@ -21,6 +21,7 @@ from jax_grpo.mesh import layout_of
 from jax_grpo.rollout.texts import BATCH
 from jax_grpo.system.memory import GB, available
 from jax_grpo.system.phases import Phases
+from jax_grpo.tasks.base import Task
 
 MARGIN = 0.1  # of the limit: fragmentation, a GPU's workspaces, a CPU's thread stacks and packed operands
 LINE_ERROR = 1 / 32  # of a count: programs' bytes are straight in their prompts to about this
@@ -36,12 +37,17 @@ class NothingFits(ValueError):
 
 
 def choose_micro_batches(
-    config: Config, say: Callable[[str], None], *, target: str = "local", before: Mapping[str, Any] | None = None
+    config: Config,
+    say: Callable[[str], None],
+    *,
+    target: str = "local",
+    before: Mapping[str, Any] | None = None,
+    task: Task | None = None,
 ) -> Config:
     """The config with a number for `auto`: the fewest micro-batches whose update fits. As it is when it has a number.
 
     The rollout and the evaluation, which micro-batches do not make smaller, must fit as well. `say` gets one line with the choice
-    and the reason; `before` is the config of the checkpoint to continue from.
+    and the reason; `before` is the config of the checkpoint to continue from; `task` as for `run_of`.
 
     Raises:
         NothingFits: names the program, the limit and what to change.
@@ -53,7 +59,7 @@ def choose_micro_batches(
         say(f"update.micro_batches: auto is {earlier}, as the checkpoint's run chose")
         return config.with_micro_batches(earlier)
 
-    needs = functools.cache(lambda count: bytes_of(config.with_micro_batches(count), "update", target))
+    needs = functools.cache(lambda count: bytes_of(config.with_micro_batches(count), "update", target, task))
     limit, source = limit_of(config.update.memory_limit_gb, target)
     usable = (1 - MARGIN) * limit
     allowance = f"{1 - MARGIN:.0%} of {limit / GB:.3f} GB may be used ({source})"
@@ -62,7 +68,7 @@ def choose_micro_batches(
             f"update.micro_batches auto: the update needs {needs(possible[-1]) / GB:.3f} GB with one completion at a time, and "
             f"{allowance}; set model.remat true or lm_head.implementation chunked, or lower rollout.max_new_tokens"
         )
-    run = run_on(target, config.with_micro_batches(1))
+    run = run_on(target, config.with_micro_batches(1), task)
     generating = (program for program in run.programs if program.generates)
     most, name = max((program_bytes(target, program) + run.beside(program), program.name) for program in generating)
     if most > usable:
@@ -93,15 +99,15 @@ def limit_of(limit_gb: float | None, target: str) -> tuple[float, str]:
     return where.memory, f"what JAX has of {where.kind}"
 
 
-def run_on(target: str, config: Config) -> Run:
+def run_on(target: str, config: Config, task: Task | None = None) -> Run:
     """The config's run as the target sees it."""
     layout = layout_of(config.mesh, jax_devices(target, config.mesh.devices))
-    return run_of(config, device(target).shares_host_memory, layout)
+    return run_of(config, device(target).shares_host_memory, layout, task)
 
 
-def bytes_of(config: Config, name: str, target: str) -> int:
+def bytes_of(config: Config, name: str, target: str, task: Task | None = None) -> int:
     """Bytes of the device while the named program of the run is in it."""
-    run = run_on(target, config)
+    run = run_on(target, config, task)
     program = run.program(name)
     return program_bytes(target, program) + run.beside(program)
 

@@ -32,6 +32,7 @@ from jax_grpo.programs import make_programs, unscored, with_logps
 from jax_grpo.rollout.generate import EpisodeCache, Rollout
 from jax_grpo.run.files import is_checkpoint, read_manifest
 from jax_grpo.tasks import make_task
+from jax_grpo.tasks.base import Task
 from jax_grpo.update import TrainState, init_state
 
 LATER_TURNS = "rollout/later turns"  # an episode's program after the first
@@ -137,10 +138,13 @@ def _tokenizer_and_sizes(config: ModelConfig) -> tuple[Tokenizer, Architecture, 
     return tokenizer, sizes, assumed
 
 
-def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ONE_DEVICE) -> Run:
+def run_of(
+    config: Config, shares_host_memory: bool = False, layout: Layout = ONE_DEVICE, task: Task | None = None
+) -> Run:
     """The programs that `jax_grpo.train` runs with this config, on prompts of the widest bucket, as a device sees them.
 
-    On a mesh `layout` is of the devices that they are compiled for, and bytes are of each of them.
+    On a mesh `layout` is of the devices that they are compiled for, and bytes are of each of them. `task` is the config's own, if
+    there is none yet.
     """
     if layout is ONE_DEVICE:
         require_one_device(config.mesh, "this report")
@@ -152,7 +156,9 @@ def run_of(config: Config, shares_host_memory: bool = False, layout: Layout = ON
     params = layout.parameter_shapes(params)
     trained, base = divided(params)
     learning, windows = config.learning(), config.windows()
-    with contextlib.closing(make_task(config.task)) as task:
+    with contextlib.ExitStack() as cleanup:
+        if task is None:
+            task = cleanup.enter_context(contextlib.closing(make_task(config.task)))
         functions = make_programs(config, graphdef, tokenizer, task, layout)
         evaluates = config.evaluation.positions > 0
         modes = during_training.make_programs(graphdef, tokenizer, task, config, layout) if evaluates else {}

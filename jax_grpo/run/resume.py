@@ -81,7 +81,7 @@ def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: C
 def _find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
     if resume is not None and restart:
         raise CheckpointError("--resume and --restart contradict each other; give one")
-    other_folder = "choose another run_dir, or begin again in this one with --restart"
+    other_folder = "choose another run_dir, or begin again in this one with --restart (in Python restart=True)"
     if resume == "auto":
         if (origin := newest_sound(checkpoints.folder, say)) is None:
             require_no_finished_run(run_dir, f"there is no checkpoint to continue from; {other_folder}")
@@ -93,7 +93,8 @@ def _find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: 
         if saved and read_record(run_dir)["finished"] is None:
             raise CheckpointError(
                 f"{run_dir} holds an unfinished run, saved at iteration {int(saved[-1].name)}: continue it with --resume auto, "
-                f"begin again with --restart (its checkpoints are removed), or choose another run_dir"
+                f"begin again with --restart (its checkpoints are removed), or choose another run_dir; in Python resume='auto' or "
+                f"restart=True"
             )
         longer = " (with more iterations it is continued by --resume auto)" if saved else ""
         require_no_finished_run(run_dir, f"{other_folder}{longer}")

@@ -10,10 +10,12 @@ from safetensors.numpy import load_file
 from short_runs import TIMES
 
 from jax_grpo.config import Config, ConfigError, load_config
+from jax_grpo.config.tasks import task_of
 from jax_grpo.memory.compile import program_bytes
 from jax_grpo.memory.fit import MARGIN, NothingFits, bytes_of, choose_micro_batches, fewest, limit_of
 from jax_grpo.memory.programs import run_of
 from jax_grpo.system.memory import available
+from jax_grpo.tasks import make_task
 from jax_grpo.train import train
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "legality.yaml"
@@ -101,6 +103,27 @@ def test_a_limit_below_one_completion_is_refused_before_training():
         NothingFits, match=r"needs 0\.\d+ GB with one completion at a time, and 90% of 0.000 GB may be used"
     ):
         choose_micro_batches(settings(micro_batches="auto", memory_limit_gb=1e-6, minibatches=4), print)
+
+
+def test_a_run_with_functions_of_ones_own_is_sized_too(tmp_path):
+    values = {"run_dir": str(tmp_path / "run"), "iterations": 1, "task": {"name": "prompts"}, "kl": {"beta": 0.0},
+        "model": {"tokenizer": "chess", "num_layers": 1, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 32},
+        "prompts": {"split": "all", "per_iteration": 2, "max_prompt_tokens": 16},
+        "rollout": {"group_size": 2, "max_new_tokens": 4}, "update": {"micro_batches": "auto", "memory_limit_gb": 1e-6},
+    }  # fmt: skip
+    with pytest.raises(NothingFits, match="with one completion at a time"):
+        train(values, rewards=[lambda completions, **columns: [0.0] * len(completions)], dataset=[{"prompt": "e4"}])
+    assert not (tmp_path / "run" / "run.json").exists(), "nothing has begun"
+
+
+@pytest.mark.slow
+def test_a_run_with_a_task_of_ones_own_is_sized_too(two_fit, tmp_path, capsys):
+    values = settings(tmp_path / "auto", micro_batches="auto", memory_limit_gb=two_fit).model_dump()
+    own = make_task(task_of(**values.pop("task")))
+    train(Config.model_validate(values), task=own)
+    assert "update.micro_batches: auto is 2, of 8 completions:" in capsys.readouterr().out
+    train(settings(tmp_path / "number", micro_batches=2))
+    same(trained(tmp_path / "auto"), trained(tmp_path / "number"))
 
 
 @pytest.mark.slow  # the programs of a search
