@@ -1,4 +1,4 @@
-"""How often a model answers the questions of reasoning-gym's data sets before any training: docs/reasoning.md's table.
+"""How often a model answers the questions of reasoning-gym's data sets before any training: the table of docs/results/reasoning.
 
     python docs/experiments/base_rates.py --out docs/results/reasoning
 

@@ -1,4 +1,4 @@
-"""What the installed JAX makes of the Pallas kernels: a row a kernel and card of the table in docs/launches.md.
+"""What the installed JAX makes of the Pallas kernels: a row a kernel and card of the table in docs/results/launches/README.md.
 
     JAX_PLATFORMS=cpu python docs/experiments/compile_kernels.py
 

@@ -1,4 +1,4 @@
-"""What stands beside configs/instructions_chat.yaml in docs/instructions.md: answers side by side, and rates by type.
+"""What stands beside configs/instructions_chat.yaml in docs/results/instructions: answers side by side, and rates by type.
 
     python docs/experiments/instructions_chat.py --before smollm2-135m-instruct --after runs/instructions_chat
 
