@@ -20,6 +20,7 @@ PAIRS = {
     "objective.decay": ("objective.vespo_lambda_pos", "objective.vespo_lambda_neg"),
 }
 RETIRED = {
+    "model.adapter.dropout": "it could only be 0; leave it out",
     "model.remat_keeps": "give model.remat: keep_matmuls",
     "prompts.selfplay_games": "give prompts.source: selfplay:GAMES",
     "prompts.format": "a file's suffix says what it is; rename the file",
@@ -36,7 +37,11 @@ DEFAULTS = {key: field.default for kind in OBJECTIVES.values() for key, field in
 
 def current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings, those that an earlier version resolved in today's keys, without those of other tasks and objectives."""
-    task, objective = values.get("task"), values.get("objective")
+    task, objective, model = values.get("task"), values.get("objective"), values.get("model")
+    adapter = model.get("adapter") if isinstance(model, Mapping) else None
+    if isinstance(adapter, Mapping) and adapter.get("dropout") == 0:
+        adapter = {key: value for key, value in adapter.items() if key != "dropout"}
+        values = {**values, "model": {**model, "adapter": adapter}}
     if isinstance(task, Mapping) and task.keys() >= FLAT_TASK:
         values = {**values, "task": _of_its_own(task)}
     if not isinstance(objective, Mapping) or not objective.keys() >= FLAT:

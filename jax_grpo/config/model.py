@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, PlainValidator
 
-from jax_grpo.config.sections import Count, Home, NotNegative, Positive, Section, Text
+from jax_grpo.config.sections import Count, Home, Positive, Section, Text
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 
@@ -38,15 +38,8 @@ class AdapterConfig(Section):
     merged_rollouts: bool = False
     """Rollouts add the adapters into a copy of the weights first, once an iteration: faster, for that copy's memory, and rounded
     otherwise than the update."""
-    dropout: NotNegative = 0.0
-    """0 (PEFT: lora_dropout): what is trained is what sampled."""
 
     def _refusals(self) -> Iterator[str]:
-        if self.dropout:
-            yield (
-                f"model.adapter.dropout {self.dropout:g}: what samples, what is scored and what is trained must be one policy, "
-                "which drops nothing; expected 0"
-            )
         if self.base_dtype == "int8" and self.merged_rollouts:
             yield (
                 "model.adapter.merged_rollouts true with model.adapter.base_dtype int8: the sum of both would be a copy of the "

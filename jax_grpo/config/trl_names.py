@@ -62,7 +62,9 @@ DIFFERENT = {
     "logging_steps": "every iteration is logged",
     "use_vllm": "the trainer generates by itself, with the weights that it trains",
     "shuffle_dataset": "prompts always come in an order of the seed",
-    "disable_dropout": "nothing is ever dropped",
+    **dict.fromkeys(
+        ("disable_dropout", "lora_dropout"), "nothing is ever dropped: one policy samples, is scored and is trained"
+    ),
     "resume_from_checkpoint": "a run is continued by --resume auto",
 }
 # Settings of TRL's scripts that stand elsewhere here, with other values: where.
@@ -76,7 +78,6 @@ ELSEWHERE = {
     **dict.fromkeys(("use_peft", "peft_config"), "model.adapter, a section of its own"),
     "lora_r": "model.adapter.rank",
     "lora_alpha": "model.adapter.alpha",
-    "lora_dropout": "model.adapter.dropout, which is always 0",
     "lora_target_modules": "model.adapter.targets",
     "use_rslora": "model.adapter.rank_stabilised",
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "model.adapter.base_dtype: int8"),

@@ -186,7 +186,6 @@ def test_what_peft_can_say_and_this_decoder_cannot_compute_is_refused_by_its_key
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"weights": ROOK, "adapter": {"dropout": 0.1}}, "model.adapter.dropout 0.1: what samples"),
         ({"weights": ROOK, "adapter": {"weights": "a", "rank": 8}}, "model.adapter.rank 8 would do nothing beside"),
         ({"architecture": "a.json", "adapter": {}}, "model.weights is null: random ones; give weights"),
         ({"weights": ROOK, "param_dtype": "bfloat16", "adapter": {"base_dtype": "bfloat16"}}, "does nothing beside"),

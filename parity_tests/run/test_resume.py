@@ -109,6 +109,17 @@ def test_a_checkpoint_of_a_version_in_which_an_objective_had_every_key_is_contin
     assert resume.require_same_run(origin, config) == ["objective.delta: 3.0 -> (not set)"]
 
 
+def test_a_checkpoint_of_adapters_that_could_have_a_dropout_of_0_is_continued(request):
+    config = load_config(str(request.config.rootpath / "configs/quickstart.yaml"), ["--model.adapter", "{}"])
+    before = config.model_dump()
+    before["model"]["adapter"]["dropout"] = 0.0
+    assert resume.require_same_run(Origin(Path("000016"), {"config": before, "iteration": 0}, {}), config) == []
+    with pytest.raises(
+        ConfigError, match=r"model\.adapter\.dropout is no longer a setting: it could only be 0; leave it out"
+    ):
+        load_config(str(request.config.rootpath / "configs/quickstart.yaml"), ["--model.adapter.dropout", "0.1"])
+
+
 def error_of(*arguments: str) -> str:
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
