@@ -72,6 +72,7 @@ def suite(folder, variants, minutes, *options):
     return (folder / "README.md").read_text(), json.loads((folder / "raw" / "tiny.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_variant_that_is_never_done_is_ended_at_its_limit():
     assert run_child("torch-slow", 2) == {"error": "not done after 2 s"}
 
@@ -91,6 +92,7 @@ def test_a_suite_survives_what_fails_and_goes_on(tmp_path):
     assert "## tiny" in text, "the table is of all that the folder has"
 
 
+@pytest.mark.slow
 def test_an_interrupted_benchmark_is_gone_on_with_and_what_it_had_is_kept(tmp_path):
     """As a machine that is taken away leaves it: the first variant's figure, and no error."""
     (tmp_path / "raw").mkdir()
@@ -101,6 +103,7 @@ def test_an_interrupted_benchmark_is_gone_on_with_and_what_it_had_is_kept(tmp_pa
     assert suite_all.complete(tiny)
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_not_installed_is_skipped_with_its_reason_and_asked_for_again(tmp_path):
     text, tiny = suite(tmp_path, "done,not-installed", 60, "--only", "tiny")
     reason = "the package a_package_that_nobody_installs is not installed"
@@ -146,6 +149,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.default_cases("rollout-legality")
 @pytest.mark.parametrize(("module", "name"), NAMED)
 def test_a_problem_that_carries_a_configs_name_has_that_configs_sizes(module, name):
     """Against the programs that a run of the config compiles. A name such as `legality-small` has no such file: it is refused."""
@@ -303,6 +307,7 @@ def test_a_peers_loss_is_accumulated_over_parts_of_at_most_its_rows(tiny_update,
         assert record["micro_batches"] == 4
 
 
+@pytest.mark.slow
 def test_a_named_model_takes_its_own_weights_here_and_in_trl(tmp_path):
     """A Llama, in two micro-batches on either side; `torch_ref` stands beside GPT-2s of random weights alone."""
     pytest.importorskip("trl")

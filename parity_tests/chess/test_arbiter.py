@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 import chess
+import pytest
 from conftest import set_rows
 
 from jax_grpo.chess.data.__main__ import main
@@ -49,6 +50,7 @@ def _check(row):
         assert not board.is_checkmate()
 
 
+@pytest.mark.slow
 def test_arbiter_rows_obey_the_rules_and_reach_every_ending():
     rows = [row for game in range(250) for row in seeded_game(game, OPTIONS)]
     for row in rows:
@@ -71,6 +73,7 @@ def test_a_threefold_row_is_the_third_occurrence_and_not_a_later_one():
     assert [row["kind"] for row in rows] == ["ordinary"] * 15 + ["fivefold"]
 
 
+@pytest.mark.slow
 def test_automatic_draws_agree_with_the_environment_task_row_by_row():
     options = OPTIONS._replace(draws="automatic")
     rows = [row for game in range(120) for row in seeded_game(game, options) if row["kind"] != "fivefold"]

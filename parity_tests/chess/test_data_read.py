@@ -43,6 +43,7 @@ def test_a_set_of_labelled_positions_is_read_for_training_split_by_split(tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_a_set_of_arbiter_rows_asks_for_its_own_moves_and_answers(tmp_path):
     main(["arbiter", "--count", "800", "--illegal", "0.2", "--out", str(tmp_path / "o"), "--processes", "1"])
     positions = load_positions(PromptsConfig(source=str(tmp_path / "o")), 0)

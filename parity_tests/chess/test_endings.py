@@ -157,6 +157,7 @@ def test_every_legal_move_of_a_training_position_has_its_exact_value(training):
     assert len(colours) == 4
 
 
+@pytest.mark.slow
 def test_a_set_is_spread_over_the_distances_and_shares_no_class_with_what_is_asked(training):
     distances = [round(100 * (100 - p.evaluations[0])) for p in training if "r" in p.fen.lower()]
     counts = np.bincount(distances)[1:]

@@ -8,7 +8,6 @@ import sys
 
 import chess
 import pytest
-from budget import slow_but
 
 from jax_grpo.chess.settings import EngineConfig
 from jax_grpo.chess.tasks.engine import EngineError, EnginePool
@@ -45,7 +44,8 @@ for line in engine.stdout:
 """
 
 
-@pytest.mark.parametrize("how", slow_but([signal.SIGKILL], [signal.SIGKILL, signal.SIGSTOP]), ids=["killed", "stopped"])
+@pytest.mark.default_cases("killed")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_search_cut_off_halfway_is_done_again_by_a_new_process(how, tmp_path):
     with EnginePool(EngineConfig(nodes=20_000, processes=1)) as pool:
         expected = pool.analyse([RICH])

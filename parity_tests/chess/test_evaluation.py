@@ -401,6 +401,7 @@ def test_names_of_weights_that_cannot_be_used_are_one_clear_error(tmp_path):
         require_weights(str(tmp_path))
 
 
+@pytest.mark.default_cases("{name: prompts}-True")
 @pytest.mark.parametrize(
     ("task", "refused"),
     [
@@ -485,6 +486,7 @@ def test_a_state_is_not_drawn_with_the_random_numbers_of_the_move_before_it():
     assert len(moves) == len(states) == 24 and not moves & states
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_asked_again_gets_other_samples_and_the_first_keeps_its_own():
     policy = load_policy(ModelConfig(weights="packaged:rook-small", tokenizer="chess"), 0, 96)
     task = policy_task("best_move")

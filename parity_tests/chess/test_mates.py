@@ -35,6 +35,7 @@ def test_every_packaged_position_has_exactly_one_mating_move():
         assert mates == [row["mate"]] == mating_moves(board), row
 
 
+@pytest.mark.slow
 def test_the_suite_is_large_even_between_colours_distinct_and_apart_from_training():
     rows = _rows()
     boards = [chess.Board(row["fen"]) for row in rows]

@@ -23,6 +23,7 @@ from jax_grpo.prompts.table import SourceError
 TRAIN, HELDOUT = read_packaged("train"), read_packaged("heldout")
 
 
+@pytest.mark.slow
 def test_packaged_positions_are_many_labelled_and_split_by_position():
     assert len(TRAIN) >= 20_000 and len(HELDOUT) >= 1_000
     keys = {name: {chess.Board(p.fen).epd() for p in part} for name, part in (("train", TRAIN), ("heldout", HELDOUT))}
@@ -82,6 +83,7 @@ def test_a_number_drawn_again_in_a_batch_is_sampled_under_another():
     assert numbers == [2, 0, 1, 4, 5, 7] and len(set(numbers)) == len(sampled)
 
 
+@pytest.mark.slow
 def test_selfplay_is_seeded_and_shares_no_position_between_splits():
     assert selfplay_positions(3, 7) == selfplay_positions(3, 7) != selfplay_positions(3, 8)
     for position in selfplay_positions(2, 7)[::10]:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from budget import slow_but
 from flax import nnx
 
 from jax_grpo.chess.lessons import BRANCHES, batches, make_loss, mirrored, soft_moves, target, tree
@@ -59,7 +58,8 @@ def sum_over_moves(graphdef, params, position: Position, tau: float, uniform: fl
     return total
 
 
-@pytest.mark.parametrize("kind", slow_but(["promotions"], ["few_first_tokens", "many_first_tokens", "promotions"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["few_first_tokens", "many_first_tokens", "promotions"])
 def test_the_mean_loss_of_drawn_trees_is_the_sum_over_all_moves(x64, kind):
     graphdef, params = model_of(jnp.float64)
     if kind == "promotions":
@@ -123,6 +123,9 @@ def test_what_cannot_be_taught_is_refused_before_a_step():
         next(batches(TABLES[:4], CHESS, 4, 64, rng, 0.02, 0.08))
 
 
+@pytest.mark.default_cases(
+    "rows: 64, learning_rate: 0.01, tau: 0.1, mixture: {policy: 1.0}-tau is of a stage of tables"
+)
 @pytest.mark.parametrize(
     ("stage", "words"),
     [

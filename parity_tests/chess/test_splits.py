@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from budget import slow_but
 from short_runs import CONFIG
 
 import jax_grpo.train
@@ -108,7 +107,8 @@ def outcomes(position: Position) -> list[EnvironmentRow]:
     return rows
 
 
-@pytest.mark.parametrize("kind", slow_but(set(KINDS) - {"arbiter"}, KINDS))
+@pytest.mark.default_cases("csv", "pgn")
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_is_split_by_the_hash_that_data_sets_are_split_by(kind, tmp_path):
     path = write(kind, tmp_path)
     parts = {s: load_positions(PromptsConfig(source=str(path), split=s), 0) for s in ("train", "heldout", "all")}
@@ -313,7 +313,8 @@ class Counted:
         return self.calls
 
 
-@pytest.mark.parametrize("kind", slow_but(set(KINDS) - {"arbiter"}, KINDS))
+@pytest.mark.default_cases("csv", "pgn")
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_checked_once_is_not_checked_again(kind, tmp_path, monkeypatch):
     path, cache, counted = write(kind, tmp_path), tmp_path / "cache", Counted(monkeypatch)
 
@@ -349,9 +350,8 @@ def test_a_file_that_changed_is_checked_and_nothing_is_written_beside_it(tmp_pat
 SHIPPED = [("packaged", "train"), ("packaged", "heldout"), ("packaged:tables", "heldout"), ("packaged:tables", "test")]
 
 
-@pytest.mark.parametrize(
-    ("source", "split"), [*SHIPPED, pytest.param("packaged:tables", "train", marks=pytest.mark.slow)]
-)
+@pytest.mark.default_cases("packaged-heldout")
+@pytest.mark.parametrize(("source", "split"), [*SHIPPED, ("packaged:tables", "train")])
 def test_the_shipped_positions_have_their_hashes_and_every_row_of_those_is_sound(source, split):
     folder = PACKAGED_SOURCES[source]
     path = PACKAGED.parent / folder / f"{split}.parquet"
@@ -366,6 +366,7 @@ def test_the_shipped_positions_are_vouched_for_by_their_hashes(monkeypatch):
     assert counted.of(lambda: read_packaged("heldout")) == 2000, "a file that is not the shipped one is checked"
 
 
+@pytest.mark.slow
 def test_a_second_start_checks_no_row_and_encodes_no_prompt_but_still_refuses_one_that_is_too_long(
     tmp_path, monkeypatch
 ):

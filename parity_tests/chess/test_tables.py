@@ -116,6 +116,7 @@ def test_games_have_numbers_or_names_or_none(tmp_path):
     assert third == again != fourth and {type(third), type(fourth)} == {int}
 
 
+@pytest.mark.slow
 def test_packaged_tables_are_whole_and_their_splits_share_no_position_and_no_game():
     splits = {split: read_packaged(split, "packaged:tables") for split in ("train", "heldout", "test")}
     keys = {split: {position_key(p.fen) for p in positions} for split, positions in splits.items()}

@@ -99,6 +99,7 @@ def test_more_moves_than_a_pass_holds_are_all_scored(player):
     assert np.isfinite(whole).all() and len(set(whole.round(3))) > 100
 
 
+@pytest.mark.slow
 def test_a_legal_move_is_played_as_written_and_an_illegal_one_replaced_by_the_likeliest(player):
     fallbacks = 0
     for position in POSITIONS[:40]:
@@ -117,6 +118,7 @@ def test_a_legal_move_is_played_as_written_and_an_illegal_one_replaced_by_the_li
     assert 5 <= fallbacks <= 35, "both kinds are seen"
 
 
+@pytest.mark.slow
 def test_a_model_that_never_writes_a_move_still_plays_legal_ones(wild):
     rng = random.Random(0)
     fens = [rng.choice(POSITIONS).fen, read_mates()[0].position.fen, MANY]
@@ -142,6 +144,7 @@ def test_sampling_depends_on_seed_game_and_half_move_alone(player):
     )
 
 
+@pytest.mark.slow
 def test_every_half_move_of_a_game_draws_anew(player, monkeypatch):
     """Else one unlucky number would be drawn at each move of a game."""
     player.choose(chess.Board(), SAMPLED)
@@ -383,12 +386,14 @@ def test_chess_engine_plays_with_the_process(tmp_path):
     assert ready and compiled() == ready, "nothing is compiled after isready"
 
 
+@pytest.mark.slow
 def test_a_system_without_posix_modules_can_play():
     """Windows (docs/play.md) has neither locks nor counts of a process's resources as POSIX has them; it does not train."""
     without = "import sys; sys.modules['fcntl'] = sys.modules['resource'] = None; "
     subprocess.run([sys.executable, "-c", without + "import jax_grpo.chess.play.uci"], env=ENVIRONMENT, check=True)
 
 
+@pytest.mark.slow
 def test_nothing_but_uci_reaches_stdout_whatever_a_library_prints():
     noise = "print('noise'); os.system('echo noise'); write('uciok'); os.write(1, b'noise')"
     script = f"import os; from jax_grpo.chess.play.uci import _claim_stdout; write = _claim_stdout(); {noise}"

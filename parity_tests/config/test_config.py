@@ -547,6 +547,10 @@ def test_the_command_line_shows_the_resolved_config_and_one_line_for_an_error(tm
     )
 
 
+@pytest.mark.default_cases(
+    "arguments0-/no/such/folder/config.json does not exist; expected a Hugging Face folder",
+    "arguments1-prompts.source is '/no/such.pgn': no such file",
+)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

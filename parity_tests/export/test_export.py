@@ -95,6 +95,7 @@ def test_gpt2_ids_equal_ours(with_gpt2_vocabulary):
         assert theirs.decode(ids) == text
 
 
+@pytest.mark.slow_cases("gpt2")
 @pytest.mark.parametrize("vocabulary", ["chess", "gpt2"])
 def test_logits_equal_ours_in_float32(packaged, with_gpt2_vocabulary, vocabulary):
     weights, out = {"chess": (PACKAGED, packaged), "gpt2": map(str, with_gpt2_vocabulary)}[vocabulary]
@@ -163,6 +164,7 @@ def both_evaluations(folder, suites, data):
     return [run_suites(suites, ask, data, unwatched) for ask in asks]
 
 
+@pytest.mark.slow
 def test_greedy_answers_equal_those_of_transformers_token_by_token(packaged):
     policy, task = load_named(PACKAGED), policy_task("best_move")
     prompts = [task.prompt(position, 0) for position in POSITIONS[:64]]
@@ -254,19 +256,14 @@ def a_run(folder, weights: str, settings: str, prompt: str) -> str:
 MIXTURE = "task: {name: mixed, mixture: {policy: {share: 1}, environment: {share: 2}, prompts: null}, prompt_style: best_move}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights, settings, style, offered",
     [
         (PACKAGED, None, "best_move", ["P: <FEN>    B:", "P: <FEN>    M:", "A: <FEN>"]),
-        pytest.param(
-            "packaged:rook-deep",
-            "task: {name: game, prompt_style: own_side}",
-            "own_side",
-            ["P: <FEN>    B:"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(PACKAGED, "rollout: {max_new_tokens: 120}", "full", ["P: <FEN>    M:"], marks=pytest.mark.slow),
-        pytest.param(PACKAGED, MIXTURE, "best_move", ["P: <FEN>    B:", "A: <FEN>"], marks=pytest.mark.slow),
+        ("packaged:rook-deep", "task: {name: game, prompt_style: own_side}", "own_side", ["P: <FEN>    B:"]),
+        (PACKAGED, "rollout: {max_new_tokens: 120}", "full", ["P: <FEN>    M:"]),
+        (PACKAGED, MIXTURE, "best_move", ["P: <FEN>    B:", "A: <FEN>"]),
     ],
 )
 def test_the_cards_own_code_plays_both_colours_as_we_do_and_offers_what_was_taught(
@@ -302,6 +299,7 @@ def test_the_cards_own_code_plays_both_colours_as_we_do_and_offers_what_was_taug
             assert sum(legal) >= 4, f"{side}: {sum(legal)} of {len(legal)} legal"
 
 
+@pytest.mark.slow
 def test_the_card_of_a_model_that_was_taught_no_moves_offers_none(tmp_path, monkeypatch):
     settings = "task: {name: environment}\nrollout: {max_new_tokens: 130}\n"
     weights = a_run(tmp_path / "run", PACKAGED, settings, "A: a prompt of chess")
@@ -356,6 +354,7 @@ def test_every_suite_gives_the_same_file_twice(tmp_path):
     assert all((tmp_path / "first" / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files)
 
 
+@pytest.mark.slow
 def test_sampled_completions_do_not_depend_on_the_order_of_the_prompts(tiny):
     policy, task = load_named(tiny), policy_task("best_move")
     prompts = [task.prompt(position, 0) for position in POSITIONS[:80]]

@@ -20,6 +20,7 @@ def _definition(hidden, embedding, temperature):
     return jnp.take_along_axis(logp, TARGETS[..., None], -1)[..., 0], -jnp.sum(jnp.exp(logp) * logp, -1)
 
 
+@pytest.mark.default_cases("materialised-0.7", "materialised-1.0")
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
 @pytest.mark.parametrize("name", LM_HEADS)
 def test_values_and_gradients_are_the_definition(name, temperature, x64):
@@ -83,6 +84,7 @@ def test_bfloat16_logits_of_gpt2s_size_are_not_rounded(name):
     assert error < 1e-4
 
 
+@pytest.mark.default_cases("chunked")
 @pytest.mark.parametrize("name", LM_HEADS)
 def test_bfloat16_gradients_keep_their_parameters_dtype_and_are_close_to_exact(name):
     """Float32 masters under bfloat16 hidden states: their gradient is float32 and more than a rounded bfloat16 one."""

@@ -156,6 +156,14 @@ EVERY = [
 ]
 
 
+@pytest.mark.default_cases(
+    "DPPO, token mask-pallas by vocabulary",
+    "GMPO, sequence mask-chunked",
+    "KL-Cov, no KL-pallas",
+    "cispo, no KL-pallas",
+    "clip, k3-chunked",
+    "clip, top-entropy mask, no KL-chunked by vocabulary",
+)
 @pytest.mark.parametrize(("setting", "head"), EVERY)
 def test_every_objective_has_the_materialised_heads_loss_and_gradients(setting, head, x64):
     errors = compare(
@@ -178,6 +186,7 @@ def test_without_cached_old_logprobs_the_current_ones_are_held_constant(x64):
     compare(*found, 1e-9, "float64")
 
 
+@pytest.mark.slow_cases("chunked")
 @pytest.mark.parametrize("head", ["chunked", "pallas by vocabulary"])
 def test_micro_batches_and_float32_change_nothing_but_rounding(head):
     errors = compare(
@@ -200,7 +209,8 @@ def test_bfloat16_compute_differs_by_the_rounding_of_the_logits_gradient(head):
     assert errors["logp"] < 2e-5, "logits are float32 either way"
 
 
-@pytest.mark.parametrize("head", ["chunked", pytest.param("pallas by vocabulary", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["chunked", "pallas by vocabulary"])
 def test_trained_weights_agree_too(head):
     policy = load_policy(ModelConfig(weights="packaged:rook-small", tokenizer="chess"), 0, 64)
     model = nnx.merge(policy.graphdef, policy.params)

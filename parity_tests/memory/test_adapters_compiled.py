@@ -67,6 +67,7 @@ def test_int8_is_read_as_it_is_and_no_matrix_becomes_floats_outside_of_a_loop_ei
     assert made == []
 
 
+@pytest.mark.slow
 def test_the_report_knows_the_base_and_what_is_trained(tmp_path):
     run = run_of(config_of(tmp_path))
     adapters, base = divided(run.program("rollout").arguments[0])

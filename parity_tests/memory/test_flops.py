@@ -184,6 +184,7 @@ def test_the_update_is_credited_for_the_tokens_that_have_a_gradient_and_no_other
         )
 
 
+@pytest.mark.slow_cases("chunked")
 @pytest.mark.parametrize("head", ["chunked", "materialised"])
 def test_the_heads_gradient_is_zero_on_exactly_the_rows_that_are_not_credited(head):
     """What the programs do: the head's gradient in the hidden states has as many rows as the backward pass is credited for."""

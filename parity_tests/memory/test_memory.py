@@ -53,6 +53,7 @@ def test_the_arguments_are_those_that_the_trainer_gives(tmp_path):
     assert planned["update"] == seen["update"][0]
 
 
+@pytest.mark.slow
 def test_the_evaluations_programs_are_those_that_the_evaluator_runs(tmp_path):
     settings = tiny(run_dir=str(tmp_path), evaluation={"positions": 3})
     trainer, seen = Trainer(settings), {}
@@ -195,6 +196,7 @@ def test_an_unknown_target_lists_those_there_are():
         main(["--config", "x.yaml", "--measure"])
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_here_are_planned_for_and_said():
     run = run_of(load_config(str(CONFIGS / "rookworld_4090.yaml")))
     assert (

@@ -153,6 +153,7 @@ def test_a_rollout_is_that_of_one_device_token_for_token(one, found):
     assert record["logp"] < TOLERANCE["float64"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", marked(SCORES, []))
 def test_scores_are_those_of_one_device(one, found):
     record = found

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from budget import slow_but
 from compiled_reports import needs_plugin
 from conftest import relative_error
 from flax import nnx
@@ -64,7 +63,8 @@ def test_kernels_give_the_gradients_of_one_array_of_scores(window, x64):
     assert max(relative_error(a, b) for a, b in zip(actual, exact, strict=True)) < 1e-12
 
 
-@pytest.mark.parametrize("name", slow_but(["pallas"], ["auto", "blocks", "pallas"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["auto", "blocks", "pallas"])
 def test_blocks_round_no_worse_than_one_array_of_scores(name, x64):
     """In bfloat16, against float64. Gradients of keys are sums of at most five blocks', of which each is rounded: a quarter."""
     gradients = {
@@ -115,7 +115,8 @@ def test_caches_in_bfloat16_are_read_on_a_cpu(axes, kv_heads):
     assert jnp.abs(narrow - wide).max() < 2**-7 * jnp.abs(wide).max()  # queries, keys, values and shares have 8 bits
 
 
-@pytest.mark.parametrize("target", ["cpu", pytest.param("rtx4090", marks=[needs_plugin, pytest.mark.slow])])
+@pytest.mark.default_cases("blocks-False-cpu")
+@pytest.mark.parametrize("target", ["cpu", pytest.param("rtx4090", marks=needs_plugin)])
 @pytest.mark.parametrize(
     ("attention", "arrays_of_scores"), [("auto", False), ("blocks", False), ("pallas", False), ("full", True)]
 )

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from both import show
-from budget import slow_but
 from conftest import relative_error
 from flax import nnx
 from safetensors.numpy import load_file, save_file
@@ -32,8 +31,7 @@ CLOSE = 1e-10  # DESIGN's bound for logits in float64; what is seen is below 1e-
 P, G, T, C = 2, 3, 7, 6  # windows are of 4 tokens
 IN_BLOCKS = {"full": None, "blocks": Blocks(2, 2, 9)}  # of attention; the last of these blocks is not full
 # By default: rotary and a tied head; q/k norms, windows, and norms before and after.
-SOME = slow_but(["llama_tied", "gemma3_text"], CASES)
-BLOCKS_BY_DEFAULT = (("llama_tied", "grouped", "pallas"), ("gemma3_text", "grouped", "blocks"))
+some = pytest.mark.default_cases("llama_tied", "gemma3_text")
 ROTARY = [case for case in CASES if case != "gpt2"]
 
 
@@ -84,6 +82,7 @@ def padded(side: str, rows: int, length: int, seed: int = 0) -> tuple[np.ndarray
     return rng.integers(2, 131, mask.shape), (mask[:, ::-1] if side == "left" else mask).astype(np.int32)
 
 
+@pytest.mark.slow_cases("gpt2-left", "llama-left", "qwen3-right")
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers_with_padding_on_either_side(case, side, x64):
@@ -108,7 +107,8 @@ def grouped_case(case: str):
     return [jnp.asarray(x) for x in arrays], expected, mask_RC.reshape(shape) == 1
 
 
-@pytest.mark.parametrize("case", SOME)
+@pytest.mark.default_cases("llama_tied")
+@pytest.mark.parametrize("case", CASES)
 def test_grouped_completions_have_the_logits_of_their_concatenation(case, x64):
     tokens, expected, real = grouped_case(case)
     for remat, blocks in ((False, None), ("all", None), ("all", IN_BLOCKS["blocks"])):
@@ -117,15 +117,9 @@ def test_grouped_completions_have_the_logits_of_their_concatenation(case, x64):
         show("grouped", {f"{remat} {blocks}": float(np.abs(actual - expected)[real].max())}, CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "layout", "way"),
-    [
-        pytest.param(
-            *each,
-            marks=[] if each in BLOCKS_BY_DEFAULT else [pytest.mark.slow],
-        )
-        for each in itertools.product(CASES, ("whole", "grouped"), ("blocks", "pallas"))
-    ],
+    ("case", "layout", "way"), list(itertools.product(CASES, ("whole", "grouped"), ("blocks", "pallas")))
 )
 def test_gradients_in_blocks_are_those_of_one_array_of_scores(case, layout, way, x64):
     """Of every parameter; padding on both sides, windows of 4 tokens, blocks of 2 queries; and of interpreted kernels."""
@@ -147,7 +141,8 @@ def test_gradients_in_blocks_are_those_of_one_array_of_scores(case, layout, way,
     )  # both add the same numbers, in another order
 
 
-@pytest.mark.parametrize("case", SOME)
+@some
+@pytest.mark.parametrize("case", CASES)
 def test_a_cache_of_chunks_and_of_earlier_turns_has_the_same_logits(case, x64):
     """Decoding token by token in two chunks; and the first tokens as an episode's earlier turn, read at once."""
     (prompt_PT, mask_PT, ids_PGC, mask_PGC), expected, real = grouped_case(case)
@@ -188,7 +183,8 @@ def test_a_cache_of_chunks_and_of_earlier_turns_has_the_same_logits(case, x64):
     show("cached", errors, CLOSE)
 
 
-@pytest.mark.parametrize("case", SOME)
+@some
+@pytest.mark.parametrize("case", CASES)
 def test_the_decode_kernel_has_the_same_logits(case, x64, monkeypatch):
     """Interpreted, in blocks of two keys, the last of a prompt and of a completion part full."""
     monkeypatch.setattr(decode_kernel, "BLOCK", 2)
@@ -308,7 +304,8 @@ def test_gemmas_embeddings_are_scaled_by_what_bfloat16_makes_of_the_factor():
         assert jnp.array_equal(model._embed(jnp.arange(5), jnp.arange(5)), expected)
 
 
-@pytest.mark.parametrize("case", slow_but(["gpt2", "gemma3_text"], CASES))
+@pytest.mark.default_cases("gemma3_text")
+@pytest.mark.parametrize("case", CASES)
 def test_greedy_rollouts_are_those_of_generate(case):
     """Prompts padded on the left, float32, longer than the window; two chunks of the cache."""
     peer = judge(CASES[case], torch.float32)

@@ -116,6 +116,7 @@ def test_settings_come_first_and_tensors_when_they_are_loaded_and_nothing_twice(
     assert done.stdout.split() == ["somebody/words@main"] and not asked, "from the cache alone"
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_had_is_one_error_that_names_it(hub):
     run, _ = hub
     program = "from jax_grpo.config.files import require_weights\nrequire_weights('hub:somebody/{}')"

@@ -68,6 +68,7 @@ def test_a_cpu_with_instructions_has_products_that_return_float32(platform, flag
     assert sorted(axis for axis, _ in dots) == (["1", "1"] if returns == "f32" else ["0", "1"])
 
 
+@pytest.mark.slow_cases("bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_block_that_retains_products_computes_none_of_them_again(dtype):
     """Four linear maps a block: one product forwards and two backwards of each, and of recomputed ones another forwards."""

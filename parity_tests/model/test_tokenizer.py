@@ -45,6 +45,7 @@ def test_gpt2_ids_equal_those_of_transformers(tmp_path):
         assert TOKENIZERS["gpt2"].encode(text) == theirs(text)["input_ids"], text
 
 
+@pytest.mark.slow_cases("chess")
 def test_thousands_of_real_positions_round_trip(tokenizer):
     rng = random.Random(1)
     boards = random_positions(rng)

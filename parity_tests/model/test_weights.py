@@ -192,6 +192,7 @@ def _check_life_of_a_model(config: transformers.GPT2Config, folder, tokenizer: T
         assert not torch.equal(loaded(x).logits, theirs(x).logits), "the step changed them"
 
 
+@pytest.mark.slow
 def test_life_of_a_small_transformers_model(tmp_path):
     tokenizer = Tokenizer.load("chess")
     config = transformers.GPT2Config(

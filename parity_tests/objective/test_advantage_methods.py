@@ -107,6 +107,7 @@ def test_maxrl_divides_by_the_success_rate(x64):
     np.testing.assert_allclose(actual, [[3, -1, -1, -1], [1 / 3, 1 / 3, 1 / 3, -1]], rtol=1e-12)
 
 
+@pytest.mark.default_cases("2-0.5", "2-0.9")
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("n", [2, 4, 6])
 def test_maxrl_is_unbiased_for_the_first_terms_of_the_log_likelihood(n, p, x64):
@@ -151,6 +152,7 @@ def test_pass_at_k_is_divided_by_its_groups_deviation(x64):
         np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.default_cases("2-2-0.5", "2-2-0.9")
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize(("n", "k"), [(2, 2), (4, 2), (5, 3), (5, 5)])
 def test_pass_at_k_is_unbiased_for_the_gradient_of_pass_at_k(n, k, p, x64):

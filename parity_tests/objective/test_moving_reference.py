@@ -149,6 +149,7 @@ def test_whether_it_moves_is_settled_when_a_run_begins(tmp_path, then, now):
         assert require_same_run(origin, of(7)) == ["kl.reference_every: 5 -> 7"]
 
 
+@pytest.mark.slow
 def test_memory_keeps_one_reference_and_the_update_reads_it():
     runs = {every: run_of(tiny_config(kl={"reference_every": every})) for every in (None, 2)}
     assert runs[2].resident == runs[None].resident and runs[2].resident["reference"] > 0

@@ -206,6 +206,14 @@ def test_aggregations_are_their_definitions(x64):
         assert abs(jnp.sum(objective.aggregation_weights(jnp.asarray(MASK), name, 9) * loss) - value) < 1e-12, name
 
 
+@pytest.mark.default_cases(
+    "cispo-dapo-sequence",
+    "clip-dapo-token",
+    "clip-grpo-sequence",
+    "clip-luspo-sequence",
+    "reinforce-dapo-token",
+    "sapo-dapo-token",
+)
 @pytest.mark.parametrize(
     ("name", "aggregation", "level"),
     [("clip", aggregation, level) for aggregation in objective.AGGREGATIONS for level in LEVELS]
@@ -318,6 +326,7 @@ def test_entropies_at_the_quantile_are_kept_whatever_their_rounding(x64):
         np.testing.assert_array_equal(theirs, entropy >= 2)
 
 
+@pytest.mark.slow
 def test_poison_outside_the_mask_reaches_no_weight_and_no_statistic():
     for poison in (np.nan, np.inf, -np.inf):
         dirty = jnp.where(MASK > 0, LOGP, poison)

@@ -151,6 +151,7 @@ def test_dppo_bounds_probabilities_where_clip_bounds_their_ratio(x64):
         np.testing.assert_allclose(gradient[:, 0], expected, rtol=1e-12)
 
 
+@pytest.mark.default_cases("vespo")
 @pytest.mark.parametrize(
     "config", [CONFIGS["gmpo"], CONFIGS["vespo"], CONFIGS["dppo_kl"]], ids=["gmpo", "vespo", "dppo_kl"]
 )

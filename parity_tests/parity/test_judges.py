@@ -19,7 +19,6 @@ from both import (
     show,
     weights,
 )
-from budget import slow_but
 from conftest import TINY
 from flax import nnx
 from trl_judge import (
@@ -41,14 +40,10 @@ from jax_grpo.model.weights import to_hf
 from torch_ref.compare import difference, logp_error, tensor_errors
 
 
+@pytest.mark.default_cases("cispo-token", "dapo-token", "grpo-sequence", "vespo-token")
 @pytest.mark.parametrize(
     ("loss_type", "level"),
-    [
-        pytest.param(name, level, marks=[] if level == "token" or name == "grpo" else [pytest.mark.slow])
-        for name in LOSS_TYPES
-        for level in ("token", "sequence")
-        if (name, level) != ("vespo", "sequence")
-    ],
+    [(name, level) for name in LOSS_TYPES for level in ("token", "sequence") if (name, level) != ("vespo", "sequence")],
 )
 def test_trl_agrees_on_every_loss_type(trainer, loss_type, level):
     name, aggregation = LOSS_TYPES[loss_type]
@@ -60,7 +55,8 @@ def test_trl_agrees_on_every_loss_type(trainer, loss_type, level):
     agree(actual, trl_step(trainer, inputs_of(judged_batch(), advantages), loss_type, level))
 
 
-@pytest.mark.parametrize("rows", slow_but([None], [None, [slice(0, 4), slice(4, 8)]]), ids=["whole", "accumulated"])
+@pytest.mark.default_cases("whole")
+@pytest.mark.parametrize("rows", [None, [slice(0, 4), slice(4, 8)]], ids=["whole", "accumulated"])
 def test_trl_agrees_on_gmpo(trainer, rows):
     """TRL's experimental trainer; its mean over sequences is the aggregation `grpo`."""
     from trl.experimental.gmpo import GMPOTrainer  # here: see `trl_trainer`
@@ -82,6 +78,7 @@ def test_trl_agrees_on_gmpo(trainer, rows):
     )
 
 
+@pytest.mark.default_cases("delta", "mismatch", "top entropy")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_trl_agrees_on_every_option(trainer, option):
     sections, attributes, arguments = OPTIONS[option]
@@ -112,7 +109,8 @@ def _mismatch_weights(trainer, inputs: dict[str, torch.Tensor], sampling: torch.
     return names["vllm_importance_sampling_ratio"]
 
 
-@pytest.mark.parametrize("floor", slow_but([0.9], [None, 0.9]))
+@pytest.mark.default_cases("sequence_truncate-0.9", "token_mask-0.9")
+@pytest.mark.parametrize("floor", [None, 0.9])
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     bounds = {"mismatch_cap": 1.2, "mismatch_floor": floor, "mismatch_mode": mode}
@@ -132,7 +130,8 @@ def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     agree(actual, trl_step(trainer, inputs, "dapo", "token", attributes))
 
 
-@pytest.mark.parametrize("loss_type", slow_but(["dapo", "cispo"], [name for name in LOSS_TYPES if name != "bnpo"]))
+@pytest.mark.default_cases("cispo")
+@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
 def test_trl_agrees_when_gradients_are_accumulated(trainer, loss_type):
     name, aggregation = LOSS_TYPES[loss_type]
     actual, advantages = both_steps(

@@ -123,6 +123,7 @@ def test_difference_the_first_warm_up_step_learns_here_and_has_rate_zero_in_trl(
     np.testing.assert_allclose(ours, [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_trl_agrees_on_an_entropy_that_is_held(trainer):
     """Its own steps move the coefficient, and give the bonus or not by the entropy of the step before."""
     held = {"entropy_coefficient": 0.2, "entropy_target": 4.5, "entropy_step": 0.05, "entropy_bounds": [0.0, 0.22]}

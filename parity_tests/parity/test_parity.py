@@ -122,12 +122,38 @@ def test_the_default_combinations_have_every_value_and_every_aggregation_every_e
     assert {each[2:] for each in DEFAULT} == {each[2:] for each in COMBINATIONS}
 
 
+@pytest.mark.default_cases(
+    "cispo-sequence-luspo-k2",
+    "clip-sequence-dapo-k2",
+    "clip-token-grpo-k1",
+    "clip_cov-token-bnpo-k3",
+    "dppo_kl-token-dr_grpo-k2",
+    "dppo_tv-token-dapo-k2",
+    "gmpo-token-luspo-k2",
+    "kl_cov-token-dr_grpo-k1",
+    "reinforce-token-dapo-k3",
+    "sapo-sequence-bnpo-k3",
+    "sapo-token-grpo-k2",
+    "vespo-token-bnpo-k1",
+)
 @pytest.mark.parametrize(("name", "level", "aggregation", "kl"), EVERY)
 def test_float64_every_combination(name, level, aggregation, kl):
     combined = objective(name, importance_level=level, aggregation=aggregation)
     compare("float64", architecture=ONE_LAYER, objective=combined, kl={"estimator": kl})
 
 
+@pytest.mark.slow_cases(
+    "corrected KL",
+    "mismatch",
+    "no KL",
+    "no scale",
+    "not clipped",
+    "one micro-batch",
+    "sequence truncate",
+    "token mask (IcePop)",
+    "top entropy",
+    "warm-up",
+)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_float64_every_option_of_the_loss(option):
     sections = {"objective": {}} | OPTIONS[option]
@@ -153,14 +179,15 @@ def _steady(dtype: str, name: str) -> bool:
     return dtype != "bfloat16" or not name.startswith("dppo")
 
 
+@pytest.mark.default_cases(
+    "bfloat16-cispo-sequence-dr_grpo-k1",
+    "bfloat16-kl_cov-token-dapo-k1",
+    "float32-clip-token-grpo-k1",
+    "float32-gmpo-token-luspo-k1",
+)
 @pytest.mark.parametrize(
     ("dtype", "name", "level", "aggregation", "kl"),
-    [
-        pytest.param(dtype, *each, marks=[] if each in COVERING[::3] else [pytest.mark.slow])
-        for dtype in ("float32", "bfloat16")
-        for each in COVERING
-        if _steady(dtype, each[0])
-    ],
+    [(dtype, *each) for dtype in ("float32", "bfloat16") for each in COVERING if _steady(dtype, each[0])],
 )
 def test_rounded_a_covering_set(dtype, name, level, aggregation, kl):
     combined = objective(name, importance_level=level, aggregation=aggregation)
@@ -176,16 +203,11 @@ def test_rounded_every_combination(dtype, name, level, aggregation, kl):
     compare(dtype, objective=objective(name, importance_level=level, aggregation=aggregation), kl={"estimator": kl})
 
 
-# By default each head and each objective is compiled once or more; every head has every objective in test_lm_head_fused.
-BY_DEFAULT = dict(zip(list(SURROGATES)[:4], itertools.cycle(LM_HEADS), strict=False))
-
-
+# Every head has every objective in test_lm_head_fused.
+@pytest.mark.default_cases("cispo-chunked", "sapo-pallas")
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [
-        pytest.param(name, head, marks=[] if BY_DEFAULT.get(name) == head else [pytest.mark.slow])
-        for name, head in itertools.product(SURROGATES, LM_HEADS)
-    ],
+    list(itertools.product(SURROGATES, LM_HEADS)),
 )
 def test_float64_every_head_compiled(name, implementation):
     compare("float64", compiled=True, objective=objective(name), lm_head={"implementation": implementation})

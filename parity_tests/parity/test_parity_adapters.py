@@ -18,7 +18,6 @@ import pytest
 import torch
 import transformers
 from both import show, uncompiled
-from budget import slow_but
 from test_parity_families import ALLOWED, laid_out
 
 from jax_grpo.chess.positions.sources import selfplay_positions
@@ -135,7 +134,8 @@ def compare_step(config: Config, layout: str, model: Any, judge_of: Callable[[],
         show(f"{name}: after the step", tensor_errors(actual, parameters, "param/"), ALLOWED.gradients)
 
 
-@pytest.mark.parametrize("case", slow_but(["gpt2", "gemma3_text"], CASES))  # slow: every head and layout
+@pytest.mark.default_cases("gpt2", "gemma3_text")
+@pytest.mark.parametrize("case", CASES)  # slow: every head and layout
 def test_loss_metrics_and_every_adapters_gradient_are_those_of_the_reference_and_of_peft(folders, case):
     folder = folders(case)
     config, layout = config_of(case, folder), WAYS[case][1]

@@ -65,22 +65,17 @@ def columns_used(arrays: dict) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.default_cases("curriculum")
 @pytest.mark.parametrize(
     ("refill", "sections"),
     [
-        pytest.param(
-            {"rounds": 3},
-            {"lm_head": {"implementation": "chunked"}, "advantage": {"scale": "batch"}},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param({"rounds": 1}, {"objective": {"aggregation": "grpo"}}, marks=pytest.mark.slow),
-        pytest.param(
-            {"rounds": 6, "tokens": 60}, {"advantage": {"pass_at_k": 3, "scale": "none"}}, marks=pytest.mark.slow
-        ),
+        ({"rounds": 3}, {"lm_head": {"implementation": "chunked"}, "advantage": {"scale": "batch"}}),
+        ({"rounds": 1}, {"objective": {"aggregation": "grpo"}}),
+        ({"rounds": 6, "tokens": 60}, {"advantage": {"pass_at_k": 3, "scale": "none"}}),
         ({"rounds": 2, "by": "right"}, {"advantage": {"components": "gdpo"}}),
-        pytest.param({"rounds": 2, "by": "right"}, {"advantage": {"scale": "batch"}}, marks=pytest.mark.slow),
+        ({"rounds": 2, "by": "right"}, {"advantage": {"scale": "batch"}}),
         (None, {**BY_CURRICULUM, "lm_head": {"implementation": "chunked"}, "iterations": 6}),
-        pytest.param({"rounds": 2}, BY_CURRICULUM, marks=pytest.mark.slow),
+        ({"rounds": 2}, BY_CURRICULUM),
     ],
     ids=[
         "fused head, batch scale",

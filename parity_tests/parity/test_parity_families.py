@@ -42,8 +42,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = TOLERANCES["float64"]
 LAYOUTS = ("flat", "grouped", "packed")
 WAYS = list(itertools.product(LM_HEADS, LAYOUTS))
-# By default each family meets a head and a layout or two, and every pair of these some family; all of them are slow.
-BY_DEFAULT = set(zip(itertools.cycle(CASES), WAYS, strict=False))
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +85,12 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
     return actual | {f"grad/{name}": value for name, value in to_hf(grads, model.architecture).items()}
 
 
+@pytest.mark.default_cases(  # each head and each layout
+    "gemma3_text-pallas-flat", "gpt2-pallas-grouped", "llama_tied-materialised-packed", "qwen3-chunked-packed"
+)
 @pytest.mark.parametrize(
     ("case", "head", "layout"),
-    [
-        pytest.param(case, *way, marks=[] if (case, way) in BY_DEFAULT else [pytest.mark.slow])
-        for case in CASES
-        for way in WAYS
-    ],
+    [(case, *way) for case in CASES for way in WAYS],
 )
 def test_loss_metrics_and_every_gradient_of_every_family(folders, case, head, layout, monkeypatch):
     """Attention in one array of scores, in blocks of two queries, or in kernels: each family meets each, as each head does."""
@@ -154,13 +151,8 @@ def test_both_refuse_what_changes_the_numbers(case, change):
         read_architecture(CASES[case] | change)
 
 
-def test_by_default_every_head_meets_every_layout():
-    assert {case for case, _ in BY_DEFAULT} == set(CASES) and {way for _, way in BY_DEFAULT} == set(WAYS)
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case == "gemma3_text" else [pytest.mark.slow]) for case in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_both_trainers_take_the_same_iterations_of_every_family(case, tmp_path, monkeypatch):
     """Rollouts, old and reference log-probabilities, epochs, minibatches and micro-batches, from the family's folder."""
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from both import show
-from budget import slow_but
 from safetensors.numpy import load_file, save_file
 from test_parity_adapters import WAYS, Folders, compare_step, config_of, judged, written
 from transformers.pytorch_utils import Conv1D
@@ -35,7 +34,6 @@ from torch_ref.parity_families import load_jax, precise, settings
 from torch_ref.weights import load_hf
 
 ALLOWED = TOLERANCES["float64"]
-NARROW = ("gpt2", "gemma3_text")  # tried in bfloat16 by default
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,8 @@ def rounded_in_place(model):
     return model
 
 
-@pytest.mark.parametrize("case", slow_but(["gpt2", "gemma3_text"], CASES))
+@pytest.mark.default_cases("gpt2", "gemma3_text")
+@pytest.mark.parametrize("case", CASES)
 def test_loss_kl_and_every_adapters_gradient_on_a_base_in_int8(folders, case):
     folder = folders(case)
     config, layout = int8_config(case, folder), WAYS[case][1]
@@ -91,8 +90,9 @@ def smaller(folder: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in NARROW else [pytest.mark.slow]) for c in CASES])
-@pytest.mark.parametrize("dtype", slow_but(["bfloat16"], ["float32", "bfloat16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_in_float32_and_bfloat16_the_two_are_as_far_apart_as_their_roundings(folders, case, dtype, tmp_path):
     """The contract's tolerances of each precision, for its own reasons (see `TOLERANCES`): 8 bits stand exactly in bfloat16, so
     that a product with int8 has the roundings of one with matrices in bfloat16, and one more where it is scaled: two instead of
@@ -151,6 +151,7 @@ def test_both_trainers_take_the_same_iterations_on_a_base_in_int8(folders, case,
     show("change", actual["change"], ALLOWED.change or 0)
 
 
+@pytest.mark.default_cases("qwen3")
 @pytest.mark.parametrize("case", ["gpt2", "llama", "qwen3", "gemma3_text"])
 def test_both_hold_the_same_whole_numbers_and_scales_and_all_else_in_bfloat16(folders, case):
     folder = folders(case)

@@ -92,6 +92,7 @@ def seen(component):
     return np.where(component.about_B, component.values_B, -1)
 
 
+@pytest.mark.default_cases("guess", "length")
 @pytest.mark.parametrize("name", tasks())
 @bounded
 @given(st.data())

@@ -200,16 +200,16 @@ def test_nonfinite_steps_are_skipped_counted_and_end_the_run():
 REPLAY = ["torch_ref.replay", "--config", QUICK, "--out", "unwritten.npz"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "says"),
     [
         (["torch_ref.train", "--config", QUICK, "--liger", "--device", "cpu"], "--liger needs a GPU"),
-        pytest.param(["torch_ref.train", "--config", QUICK, "--kl.betta", "1"], "kl.betta", marks=pytest.mark.slow),
-        pytest.param([*REPLAY, "--weights", "nowhere", "--batch", "b"], "nowhere", marks=pytest.mark.slow),
-        pytest.param(
+        (["torch_ref.train", "--config", QUICK, "--kl.betta", "1"], "kl.betta"),
+        ([*REPLAY, "--weights", "nowhere", "--batch", "b"], "nowhere"),
+        (
             [*REPLAY, "--weights", "jax_grpo/assets/models/rook-small", "--batch", "README.md"],
             "README.md: not a readable .npz",
-            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from both import show
-from budget import slow_but
 from conftest import config as tiny_config
 from flax import nnx
 
@@ -56,7 +55,8 @@ def folder(tmp_path):
     return tmp_path / "base"
 
 
-@pytest.mark.parametrize("case", slow_but(["gpt2", "qwen3"], ["gpt2", "llama", "qwen3", "gemma3_text"]))
+@pytest.mark.default_cases("gpt2", "qwen3")
+@pytest.mark.parametrize("case", ["gpt2", "llama", "qwen3", "gemma3_text"])
 def test_what_is_written_here_peft_loads_to_the_same_logits_and_writes_to_the_same_files(case, tmp_path):
     judge(CASES[case], torch.float32).save_pretrained(tmp_path / "base")
     how = model_config(tmp_path / "base", rank=4, alpha=7.0)
@@ -150,6 +150,7 @@ def test_adapters_are_read_into_bfloat16_on_a_base_of_any_dtype(folder, tmp_path
     assert base_hash(narrow, jnp.bfloat16) == base_hash(wide, jnp.bfloat16)
 
 
+@pytest.mark.default_cases("change1-bias is 'all'; only 'none'", "change3-rank_pattern is .*; only {} or None")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -266,6 +267,7 @@ def rollout_of(how: ModelConfig, params=None):
     return generate, given
 
 
+@pytest.mark.slow
 def test_rollouts_merged_and_applied_are_equal_up_to_rounding(folder, x64):
     wide = {"param_dtype": "float64", "compute_dtype": "float64"}
     actual = []
@@ -312,6 +314,7 @@ def flat_kernels(params: nnx.State):
     return [(path, leaf.get_value()) for path, leaf in nnx.to_flat_state(params) if path[-1] == "kernel"]
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("merges", [False, True])
 def test_no_copy_of_a_matrix_of_the_base_is_made_in_a_decode_loop(folder, merges):
     generate, given = rollout_of(model_config(folder, rank=4, merged_rollouts=merges))

@@ -165,6 +165,7 @@ def test_merged_rollouts_are_refused_by_their_key():
         ModelConfig.model_validate({"weights": ROOK, "adapter": {"base_dtype": "int4"}})
 
 
+@pytest.mark.slow
 def test_what_samples_is_what_is_scored(folder, x64):
     """The program of a rollout: its log-probabilities are those of the whole sequence, and no matrix becomes floats before it."""
     wide = {"param_dtype": "float64", "compute_dtype": "float64"}
@@ -200,6 +201,7 @@ print(json.dumps([before, high(), sum(x.nbytes for x in jax.tree.leaves(params))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="resident pages are counted in kilobytes there")
 def test_a_model_of_several_files_is_never_in_memory_but_for_one_of_them(folder, tmp_path):
     """Files of 560 MB in float32, 60 MB each, whose pages stay until the file is closed; a tensor of 4 MB is rounded at a time."""

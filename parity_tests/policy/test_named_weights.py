@@ -74,12 +74,14 @@ def test_evaluate_uci_match_and_export_find_the_same_weights_and_tokenizer(names
         evaluate.main(arguments)
 
 
+@pytest.mark.slow
 def test_the_uci_engine_answers_with_a_run_s_weights(names):
     command = [sys.executable, "-m", "jax_grpo.uci", "--weights", names["run"]]
     done = subprocess.run(command, input="position startpos\ngo\n", capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "bestmove" in done.stdout, done.stdout + done.stderr[-2000:]
 
 
+@pytest.mark.default_cases("checkpoint")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_config_takes_them_too_training_memory_and_the_reference(names, kind, tmp_path):
     model = {"weights": names[kind], "tokenizer": "chess", "num_layers": 5}  # sizes are the weights' own
@@ -100,6 +102,7 @@ def test_a_config_takes_them_too_training_memory_and_the_reference(names, kind, 
         assert np.array_equal(dict(theirs.named_parameters())["transformer.wte.weight"].detach().numpy(), ours)
 
 
+@pytest.mark.default_cases("folder")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_warm_start_takes_them_too(names, kind, tmp_path):
     file = tmp_path / "sft.yaml"
@@ -124,6 +127,7 @@ def batch_file(folder: Path, vocabulary: int = TINY.vocab_size) -> str:
     return str(folder / "b.npz")
 
 
+@pytest.mark.slow_cases("gpt2")
 @pytest.mark.parametrize("tokenizer", ["gpt2", "chess"])
 def test_replay_asks_for_no_tokenizer(tokenizer, tmp_path):
     """A batch is token ids: a vocabulary of 131, which no tokenizer has, and a config that names one with more."""
@@ -139,6 +143,7 @@ def test_replay_asks_for_no_tokenizer(tokenizer, tmp_path):
     assert float(ours["grad_norm"]) == pytest.approx(float(theirs["grad_norm"]), rel=1e-4)
 
 
+@pytest.mark.default_cases("checkpoint")
 @pytest.mark.parametrize("kind", KINDS)
 def test_replay_takes_them_too(names, kind, tmp_path):
     file = tmp_path / "c.yaml"

@@ -120,6 +120,7 @@ def test_a_dataset_beside_a_source_and_a_folder_that_is_a_file_are_refused(tmp_p
         train(settings(tmp_path), dataset=ROWS)
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_on_the_same_rows_and_refused_on_others(tmp_path):
     rows = [{"prompt": f"{n}: ", "n": n} for n in range(4)]
 

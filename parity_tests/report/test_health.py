@@ -147,6 +147,7 @@ def test_a_run_made_sick_is_named_within_ten_iterations(check, tmp_path):
     assert re.search(expected, said[-1])
 
 
+@pytest.mark.slow
 def test_a_sick_run_says_so_on_the_console_and_in_its_folder(tmp_path, capsys):
     path, overrides, _, expected = SICK["cut_at_the_cap"]
     shown = ["--iterations", "3", "--logging.samples_every", "2", "--logging.samples", "2", "--run_dir", str(tmp_path)]

@@ -9,7 +9,6 @@ import re
 
 import numpy as np
 import pytest
-from budget import slow_but
 
 import jax_grpo.rewards
 from jax_grpo.config import ConfigError, load_config
@@ -262,7 +261,8 @@ def test_mathematics_reads_latex_numbers_and_solutions(mathematics):
 
 
 # The library's signal comes first, or its process is ended before that.
-@pytest.mark.parametrize("limit_s", slow_but([1.0], [60.0, 1.0]))
+@pytest.mark.default_cases("1.0")
+@pytest.mark.parametrize("limit_s", [60.0, 1.0])
 def test_an_expression_that_never_ends_is_wrong_and_holds_up_nobody(mathematics, monkeypatch, limit_s):
     monkeypatch.setattr(mathematics, "LIMIT_S", limit_s)
     towers = [r"\boxed{9^{9^{9}}}", r"\boxed{7}", r"\boxed{(10^9)!}", r"\boxed{7}"]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from budget import slow_but
 from conftest import TINY, arrays_of, tiny_model
 from flax import nnx
 from scipy import stats
@@ -126,6 +125,7 @@ def test_top_p_keeps_at_least_one_token():
     assert np.isfinite(retained).tolist() == [[True, False]]
 
 
+@pytest.mark.slow
 def test_greedy_tokens_equal_transformers_for_prompts_of_different_lengths(short_chunks, tmp_path):
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(
@@ -215,7 +215,8 @@ def test_repeated_tokens_are_those_of_the_prompt_and_of_the_completion_alone(sho
         assert {*np.flatnonzero(retained.seen_PGV[row])} == expected, row
 
 
-@pytest.mark.parametrize("last", slow_but([3], [1, 3, 5]))
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [1, 3, 5])
 def test_going_on_with_half_of_the_prompts_changes_no_token(short_chunks, last):
     """Prompts of short caps stop early; `last` of six go on to the cap, into a second chunk."""
     graphdef, params = tiny_model()
@@ -236,6 +237,7 @@ def test_going_on_with_half_of_the_prompts_changes_no_token(short_chunks, last):
         np.testing.assert_allclose(ours[name], theirs[name], atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_decode_kernel_draws_the_same_tokens(short_chunks, monkeypatch):
     """Prompts of many lengths, completions that stop early or go on alone, in several blocks of the kernel."""
     monkeypatch.setattr(decode_kernel, "BLOCK", 8)

@@ -74,6 +74,7 @@ def test_checkpoints_and_weights_are_of_the_adapters_size(finished):
     assert any(record.get("grad_norm", 0) > 1e-3 for record in records)
 
 
+@pytest.mark.slow
 def test_the_finished_run_is_a_model_for_every_reader(finished):
     """A named policy, peft beside it, the export of both kinds, the tokenizer, and each checkpoint."""
     folder, run = finished
@@ -193,36 +194,22 @@ def test_a_folder_without_adapters_does_not_begin_any(tmp_path):
         load_named(str(tmp_path / "a"), tokenizer="chess")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(
-            {"rollout": {"refill": {"rounds": 2, "ahead": True}}, "prompts": {"curriculum": {"passed": 0.5}}},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {
-                "kl": {"beta": 0.1, "reference_every": 2, "adaptive": True},
-                "update": {"micro_batches": 2, "minibatches": 2},
-            },
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"objective": {"name": "kl_cov", "cov_share": 0.2}, "lm_head": {"implementation": "chunked"}},
-            marks=pytest.mark.slow,
-        ),
+        {"rollout": {"refill": {"rounds": 2, "ahead": True}}, "prompts": {"curriculum": {"passed": 0.5}}},
+        {
+            "kl": {"beta": 0.1, "reference_every": 2, "adaptive": True},
+            "update": {"micro_batches": 2, "minibatches": 2},
+        },
+        {"objective": {"name": "kl_cov", "cov_share": 0.2}, "lm_head": {"implementation": "chunked"}},
         {"model": {"adapter": {"merged_rollouts": True, "targets": ["c_fc"], "rank_stabilised": True}, "remat": True}},
-        pytest.param(
-            {"update": {"micro_batches": "auto", "offload_optimizer": True}, "model": {"decode_attention": "pallas"}},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {
-                "update": {"micro_batches": "auto"},
-                "model": {"decode_attention": "pallas", "compute_dtype": "bfloat16", "adapter": {"base_dtype": "int8"}},
-            },
-            marks=pytest.mark.slow,
-        ),
+        {"update": {"micro_batches": "auto", "offload_optimizer": True}, "model": {"decode_attention": "pallas"}},
+        {
+            "update": {"micro_batches": "auto"},
+            "model": {"decode_attention": "pallas", "compute_dtype": "bfloat16", "adapter": {"base_dtype": "int8"}},
+        },
     ],
     ids=["refill", "moving reference", "kl_cov", "merged", "auto", "int8"],
 )

@@ -76,6 +76,7 @@ def scores(run: Path) -> dict[int, float | None]:
     return {int(path.name): files.read_manifest(path)["metrics"].get(METRIC) for path in actual}
 
 
+@pytest.mark.slow
 def test_every_checkpoint_holds_the_evaluation_of_its_own_weights(shared):
     run = shared / "whole"
     logged = evaluations(run)

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from conftest import tiny_model
 
 from jax_grpo.sft.__main__ import SFTConfig, Stage, make_optimiser
 
 
+@pytest.mark.slow
 def test_the_warm_start_decays_weights_and_embeddings_and_neither_biases_nor_norms():
     _, params = tiny_model()
     params = jax.tree.map(lambda x: x + 1.0, params)  # biases begin at 0, which decay would leave there

@@ -119,6 +119,7 @@ def broken_checkpoint(folder: Path, values: list[float]) -> None:
         )
 
 
+@pytest.mark.default_cases("inf_and_nan-broken_hf-{folder}/model.safetensors: tensor 'transformer.h.1.mlp.c_fc.weight'")
 @pytest.mark.parametrize(
     ("make", "where"),
     [

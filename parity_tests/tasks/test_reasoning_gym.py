@@ -66,6 +66,7 @@ def judged(rows):
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_twenty_datasets_are_scored_as_the_library_scores():
     """On a thousand texts: the answer, another one, the question, numbers and letters, whole and in sentences."""
     rng = random.Random(0)
@@ -97,6 +98,7 @@ def test_twenty_datasets_are_scored_as_the_library_scores():
     task.close()
 
 
+@pytest.mark.slow
 def test_another_process_asks_the_same():
     """Of data sets whose questions depend on the order of a set, which every process has its own of, or on `random`."""
     names = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "list_functions")
@@ -238,6 +240,7 @@ def test_rows_are_known_again_by_what_makes_their_questions():
     assert len(task_with({"chain_sum": {}}).read(PromptsConfig(), 0, None)) == INSTANCES
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_questions_alone_and_beside_another_task(tmp_path):
     tiny = {
         "iterations": 2, "run_dir": str(tmp_path / "run"), "kl": {"beta": 0.0},

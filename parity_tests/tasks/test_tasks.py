@@ -8,7 +8,6 @@ import signal
 import chess
 import numpy as np
 import pytest
-from budget import slow_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -241,7 +240,8 @@ def test_an_analysis_is_a_function_of_position_and_limit(tmp_path):
 
 
 @needs_engine
-@pytest.mark.parametrize("how", slow_but([signal.SIGKILL], [signal.SIGKILL, signal.SIGSTOP]))
+@pytest.mark.default_cases("killed")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_an_engine_that_dies_or_hangs_is_replaced_and_the_position_scored(how):
     fen = chess.STARTING_FEN
     with EnginePool(EngineConfig(nodes=300, processes=1)) as pool:

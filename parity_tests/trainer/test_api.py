@@ -46,6 +46,7 @@ def test_one_command_opens_every_door(capsys):
         command(["trian"])
 
 
+@pytest.mark.slow
 def test_a_policy_answers_texts_as_transformers_does():
     """Greedy, of texts of unequal lengths side by side; sampled, each by its own text and the seed."""
     transformers = pytest.importorskip("transformers")

@@ -135,6 +135,7 @@ def test_both_implementations_agree_over_good_empty_and_nonfinite_steps(runs):
     show("change", tensor_errors(*map(observable, changes), "change/"), TOLERANCES["float64"].change)
 
 
+@pytest.mark.slow
 def test_a_row_of_nonfinite_steps_is_not_ended_by_empty_ones():
     learning = _config().learning()
     with jax.enable_x64(True):
@@ -208,6 +209,7 @@ def test_health_takes_no_reading_from_an_empty_iteration_but_names_it():
     assert "entropy_collapse" in [finding.check for finding in diagnose(zeros, config, {"legal": 1.0})]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_from_before_the_counter_restores_with_none_counted(tmp_path):
     @struct.dataclass
     class Before:

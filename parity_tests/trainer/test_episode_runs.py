@@ -50,6 +50,7 @@ class OneTurn(EpisodicTask):
         return self._task.score(prompts, [episode.turns[0].completion for episode in episodes])
 
 
+@pytest.mark.slow
 def test_an_episode_of_one_turn_is_bit_for_bit_the_run_without_episodes(tmp_path):
     sizes = {"num_layers": 1, "hidden_size": 16, "tokenizer": "chess", "max_position_embeddings": 128}
     shared: dict = {"model": sizes, "prompts": {"max_prompt_tokens": 80}, "kl": {"beta": 0.0}, "run_dir": str(tmp_path)}

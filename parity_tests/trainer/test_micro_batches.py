@@ -145,6 +145,7 @@ def test_an_evaluation_that_no_micro_batch_makes_smaller_is_refused_by_its_name(
         choose_micro_batches(Config.model_validate(values), print)
 
 
+@pytest.mark.slow
 def test_a_changed_batch_that_the_old_number_does_not_cut_is_chosen_for_anew():
     output: list[str] = []
     actual = choose_micro_batches(

@@ -241,6 +241,7 @@ def test_a_prompt_that_comes_again_in_a_later_round_is_sampled_anew(trainer):
     assert len({group.tobytes() for group in np.concatenate(drawn)}) == 2 * PROMPTS
 
 
+@pytest.mark.slow_cases("-two", "curriculum-tokens")
 @pytest.mark.parametrize("budget", [{"rounds": 2}, {"rounds": 5, "tokens": 140}], ids=["two", "tokens"])
 @pytest.mark.parametrize("curriculum", [None, {"passed": 0.1, "again": 0.6, "revisit": 0.1}], ids=["", "curriculum"])
 def test_a_draw_begun_beside_rewards_changes_no_number_but_what_it_cost(curriculum, budget, trainer, monkeypatch):

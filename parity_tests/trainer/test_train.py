@@ -154,6 +154,7 @@ def test_a_position_drawn_twice_in_one_iteration_gets_completions_of_its_own(in_
         assert np.array_equal(completions, groups[number][0])
 
 
+@pytest.mark.slow
 def test_nonfinite_updates_in_a_row_end_the_run_with_the_cause(in_repository, tmp_path):
     overrides = [
         *SMALL,

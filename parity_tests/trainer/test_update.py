@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 from both import uncompiled
-from budget import slow_but
 from conftest import TINY, config, model_logp, relative_error, tiny_model, training_batch
 from flax import nnx
 
@@ -57,14 +56,15 @@ def test_any_number_of_micro_batches_gives_the_same_gradient(aggregation, x64):
     assert optax.tree.norm(results[0][1]) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
         {"entropy_coefficient": 0.1, "importance_level": "sequence", "mask_truncated": True},
-        *(
-            pytest.param(extra, marks=pytest.mark.slow)
-            for extra in ({}, {"entropy_coefficient": 0.1}, {"importance_level": "sequence"}, {"mask_truncated": True})
-        ),
+        {},
+        {"entropy_coefficient": 0.1},
+        {"importance_level": "sequence"},
+        {"mask_truncated": True},
     ],
 )
 def test_grouped_and_flat_layouts_give_the_same_step(extra, x64):
@@ -79,7 +79,8 @@ def test_grouped_and_flat_layouts_give_the_same_step(extra, x64):
     )
 
 
-@pytest.mark.parametrize("remat", ["all", pytest.param("dots", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["all", "dots"])
 def test_recomputing_blocks_changes_neither_scores_nor_loss_nor_gradients(remat, x64):
     plain, params = tiny_model(jnp.float64)
     again, _ = tiny_model(jnp.float64, remat=remat)
@@ -100,6 +101,7 @@ def test_recomputing_blocks_changes_neither_scores_nor_loss_nor_gradients(remat,
     np.testing.assert_allclose(score_again[0], score[0], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_prompt_only_padding_changes_nothing(x64):
     graphdef, params = tiny_model(jnp.float64)
     batch = training_batch(graphdef, params, dtype=jnp.float64)
@@ -205,7 +207,8 @@ def kept_on_the_device_and_offloaded(first_moment: str) -> list[TrainState]:
     return states
 
 
-@pytest.mark.parametrize("first_moment", ["parameters", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first_moment", ["parameters", "bfloat16"])
 def test_offloaded_moments_are_the_same_numbers_in_host_memory(first_moment):
     chex.assert_trees_all_equal(*kept_on_the_device_and_offloaded(first_moment))
 
@@ -223,6 +226,7 @@ def test_a_reference_in_host_memory_scores_the_same_numbers(dtype):
     assert {x.sharding.memory_kind for x in scores[1]} == {"device"}
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_by_global_norm_and_adamw_equals_optax():
     graphdef, params = tiny_model()
     settings = config(update={"learning_rate": 1e-2, "max_grad_norm": 0.05, "weight_decay": 0.1})
@@ -311,7 +315,8 @@ def test_a_block_more_is_as_many_instructions_more_whatever_the_depth():
     assert growth < 1.1
 
 
-@pytest.mark.parametrize("parts", slow_but([2], [1, 2]))
+@pytest.mark.default_cases("2")
+@pytest.mark.parametrize("parts", [1, 2])
 def test_old_and_new_log_probabilities_come_from_micro_batches_of_one_shape(parts, monkeypatch):
     """Matmuls of other shapes round otherwise, in bfloat16 by a hundredth of a nat: a first ratio would not be 1."""
     graphdef, params = tiny_model()
