@@ -149,7 +149,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.default_cases("rollout-legality")
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), NAMED)
 def test_a_problem_that_carries_a_configs_name_has_that_configs_sizes(module, name):
     """Against the programs that a run of the config compiles. A name such as `legality-small` has no such file: it is refused."""

@@ -132,6 +132,7 @@ def _texts(folder):
     return [row["value"] for split in ("train", "heldout") for row in set_rows(folder, split)]
 
 
+@pytest.mark.slow
 def test_a_set_is_continued_only_with_the_options_it_was_begun_with(tmp_path):
     out = tmp_path / "set"
     main(["arbiter", "--count", "200", "--out", str(out), "--processes", "1"])
@@ -151,6 +152,7 @@ def test_a_set_is_continued_only_with_the_options_it_was_begun_with(tmp_path):
         main(["arbiter", "--count", "200", "--out", str(tmp_path / "file")])
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_named_and_not_built_upon(tmp_path):
     out = tmp_path / "set"
     main(["arbiter", "--count", "200", "--out", str(out), "--processes", "1"])

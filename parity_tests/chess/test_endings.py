@@ -138,6 +138,7 @@ def training():
     return load_positions(PromptsConfig(source=SOURCE), 0)
 
 
+@pytest.mark.slow
 def test_every_legal_move_of_a_training_position_has_its_exact_value(training):
     assert len(training) == 20_000 and load_positions(PromptsConfig(source=SOURCE), 5).identity == training.identity
     colours = set()

@@ -330,6 +330,7 @@ def test_programs_are_compiled_before_the_clock_runs(player, monkeypatch):
     assert compiled == [SAMPLED, Sampling(1.0, top_k=3)], "at isready, and when an option changes after it"
 
 
+@pytest.mark.slow
 def test_options_change_the_sampling_and_bad_values_are_refused(player):
     moves = "".join(f"position fen {position.fen}\ngo\n" for position in POSITIONS[:6])
     cold = _best(_session(player, moves))
@@ -364,6 +365,7 @@ def test_fallbacks_are_counted_and_told(wild):
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(jax_grpo.__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
 
 
+@pytest.mark.slow
 def test_chess_engine_plays_with_the_process(tmp_path):
     log = tmp_path / "stderr"
 

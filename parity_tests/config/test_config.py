@@ -293,7 +293,7 @@ def test_plain_words_that_old_yaml_reads_as_something_else_stay_words(tmp_path):
     assert (config.update.learning_rate, config.logging.wandb, config.run_dir) == (3e-5, "off", "2026-01-32")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     run_dir=st.one_of(
         st.text(min_size=1), st.sampled_from(["3e-5", "1e5", "off", "null", "1:30", "0x1f", "<<", "=", "010"])

@@ -87,6 +87,7 @@ def test_chess_ids_and_texts_equal_ours_for_real_prompts(packaged):
     assert theirs.eos_token_id == theirs.pad_token_id == ours.eos_id
 
 
+@pytest.mark.slow
 def test_gpt2_ids_equal_ours(with_gpt2_vocabulary):
     theirs, ours = AutoTokenizer.from_pretrained(with_gpt2_vocabulary[1]), Tokenizer.load("gpt2")
     for text in [*real_texts(50), "  é 棋 ♞\n"]:

@@ -39,8 +39,6 @@ STEPS = [
     case("step", {"data": 8}, head=MATERIALISED),
     case("step", {"fsdp": 8}, head=CHUNKED),
     case("step", MIXED, head=CHUNKED),
-    case("step", MIXED, head=CHUNKED, family="llama", adapters="lora"),
-    case("step", MIXED, head=CHUNKED, adapters="int8"),
 ]
 MESHES = ({"data": 8}, {"fsdp": 8}, {"fsdp": 4}, {"tensor": 2}, {"tensor": 4}, MIXED, {"data": 2, "tensor": 4})
 HEADS = (MATERIALISED, CHUNKED, COLUMNS, PALLAS, PALLAS_COLUMNS)
@@ -56,6 +54,8 @@ LOSSES = [
     {"objective": {"name": "clip_cov", "cov_share": 0.2, "cov_bounds": [0.0, 5.0]}},
 ]
 SLOW_STEPS = [
+    case("step", MIXED, head=CHUNKED, family="llama", adapters="lora"),
+    case("step", MIXED, head=CHUNKED, adapters="int8"),
     case("step", {"fsdp": 2, "tensor": 4}, head=COLUMNS),
     case("step", {"data": 2, "fsdp": 2}, head=PALLAS),
     *(case("step", mesh, head=head) for mesh in MESHES for head in HEADS if "tensor" not in mesh or head is not PALLAS),

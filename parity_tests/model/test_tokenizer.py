@@ -45,7 +45,7 @@ def test_gpt2_ids_equal_those_of_transformers(tmp_path):
         assert TOKENIZERS["gpt2"].encode(text) == theirs(text)["input_ids"], text
 
 
-@pytest.mark.slow_cases("chess")
+@pytest.mark.slow
 def test_thousands_of_real_positions_round_trip(tokenizer):
     rng = random.Random(1)
     boards = random_positions(rng)
@@ -109,6 +109,7 @@ def test_chess_ids_are_those_of_the_definition(text):
     assert ids == chess_ids(text) and TOKENIZERS["chess"].decode(ids) == chess_text(ids) == text
 
 
+@pytest.mark.slow
 def test_chess_ids_of_real_rows_are_those_of_the_definition():
     rng = random.Random(3)
     for board, _ in zip(random_positions(rng), range(200), strict=False):

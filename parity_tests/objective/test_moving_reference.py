@@ -90,6 +90,7 @@ def test_the_kl_across_a_move_is_of_the_tokens_that_are_trained_on():
         assert float(actual) == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_copy_is_the_policy_bit_for_bit_and_its_kl_is_zero(tmp_path):
     trainer = Trainer(settings(tmp_path, kl={"reference_every": 2, "reference_mix": 1.0}))
     metrics, *_ = trainer.iterate(0)

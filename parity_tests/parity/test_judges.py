@@ -130,7 +130,7 @@ def test_trl_agrees_on_every_mismatch_mode(trainer, mode, floor, monkeypatch):
     agree(actual, trl_step(trainer, inputs, "dapo", "token", attributes))
 
 
-@pytest.mark.default_cases("cispo")
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
 def test_trl_agrees_when_gradients_are_accumulated(trainer, loss_type):
     name, aggregation = LOSS_TYPES[loss_type]

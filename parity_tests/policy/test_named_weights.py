@@ -143,7 +143,7 @@ def test_replay_asks_for_no_tokenizer(tokenizer, tmp_path):
     assert float(ours["grad_norm"]) == pytest.approx(float(theirs["grad_norm"]), rel=1e-4)
 
 
-@pytest.mark.default_cases("checkpoint")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_replay_takes_them_too(names, kind, tmp_path):
     file = tmp_path / "c.yaml"

@@ -190,6 +190,7 @@ def test_a_checkpoint_of_an_earlier_version_is_not_ranked_by_the_evaluation_befo
     assert scores(run) == {it: expected[it][METRIC] for it in (8, LAST)}
 
 
+@pytest.mark.slow
 def test_a_metric_that_no_evaluation_has_is_refused_before_training(shared):
     run = shared / "misspelt"
     with pytest.raises(CheckpointError, match=r"best_metric is 'eval/sampled/lenght', which this run does not measure"):

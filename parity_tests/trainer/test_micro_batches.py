@@ -105,6 +105,7 @@ def test_a_limit_below_one_completion_is_refused_before_training():
         choose_micro_batches(settings(micro_batches="auto", memory_limit_gb=1e-6, minibatches=4), print)
 
 
+@pytest.mark.slow
 def test_a_run_with_functions_of_ones_own_is_sized_too(tmp_path):
     values = {"run_dir": str(tmp_path / "run"), "iterations": 1, "task": {"name": "prompts"}, "kl": {"beta": 0.0},
         "model": {"tokenizer": "chess", "num_layers": 1, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 32},

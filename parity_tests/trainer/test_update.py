@@ -264,6 +264,7 @@ def test_weight_decay_leaves_biases_and_norms_alone():
         np.testing.assert_allclose(update, -0.5 * param if param.ndim >= 2 else 0 * param)
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_keeps_float32_masters_and_close_gradients():
     graphdef, params = tiny_model()
     half = nnx.split(nnx.eval_shape(lambda: Decoder(TINY, rngs=nnx.Rngs(0), compute_dtype=jnp.bfloat16)), nnx.Param)[0]
