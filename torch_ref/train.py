@@ -61,6 +61,11 @@ class Trainer:
     def __init__(self, config: Config, chosen: Options):
         self.config = config
         self.tokenizer = Tokenizer.load(tokenizer_of(config.model))
+        if config.rollout.top_k >= self.tokenizer.vocab_size:
+            raise ConfigError(
+                f"rollout.top_k {config.rollout.top_k} leaves none of the vocabulary's {self.tokenizer.vocab_size} tokens out; "
+                "expected fewer, or 0"
+            )
         model = choices.prepare(load_model(config.model, config.seed, self.tokenizer), chosen)
         self.reference = copy.deepcopy(model).eval() if config.kl.beta > 0 else None
         self.state: TrainState = start(model, config.learning(), chosen.adamw)

@@ -12,7 +12,7 @@ from both import crafted_batch, settings, show, torch_model, weights
 from conftest import PATIENCE_S
 
 import torch_ref.batch
-from jax_grpo.config import load_config
+from jax_grpo.config import ConfigError, load_config
 from jax_grpo.report.records import read_records
 from torch_ref.compare import difference, tensor_errors
 from torch_ref.options import Options, computing, prepare
@@ -89,6 +89,15 @@ def test_an_iteration_of_the_legality_run_takes_the_steps_its_config_says(extra)
     assert float(metrics["logp_mismatch/max"]) < 1e-4
     groups = batch.advantages_B.reshape(4, 4)
     np.testing.assert_allclose(groups.sum(1), 0, atol=1e-4)
+
+
+def test_a_top_k_that_leaves_no_token_out_is_refused(tmp_path):
+    arguments = ["--run_dir", str(tmp_path), "--rollout.top_k"]
+    with pytest.raises(
+        ConfigError, match=r"rollout.top_k 585 leaves none of the vocabulary's 585 tokens out; expected fewer, or 0"
+    ):
+        Trainer(load_config(TOY, [*arguments, "585"]), Options())
+    Trainer(load_config(TOY, [*arguments, "584"]), Options())
 
 
 @pytest.mark.slow  # four processes; test_train replays one of ours by default
