@@ -403,6 +403,17 @@ def test_nothing_but_uci_reaches_stdout_whatever_a_library_prints():
     assert done.stdout == "uciok\n" and done.stderr.count("noise") == 3
 
 
+def test_jax_is_imported_at_isready_and_not_before():
+    script = (
+        "import sys; from jax_grpo.chess.play.uci import main; main([]); print('jax' in sys.modules, file=sys.stderr)"
+    )
+    for lines, imported in (("uci\n", "False"), ("uci\nisready\n", "True")):
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=ENVIRONMENT, input=lines, capture_output=True, text=True, check=True
+        )
+        assert done.stderr.splitlines()[-1] == imported, done.stderr
+
+
 def test_the_end_of_input_ends_the_process_and_bad_weights_are_one_line():
     done = subprocess.run(
         COMMAND, env=ENVIRONMENT, input="uci\n", capture_output=True, text=True, timeout=PATIENCE_S, check=True

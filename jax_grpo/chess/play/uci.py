@@ -22,7 +22,6 @@ import chess
 import jax_grpo
 from jax_grpo.config.files import require_weights
 from jax_grpo.config.loading import ConfigError
-from jax_grpo.run.files import CheckpointError
 
 if TYPE_CHECKING:
     from jax_grpo.chess.play.player import Player
@@ -211,12 +210,13 @@ def main(argv: list[str] | None = None) -> None:
     def load() -> "Player":
         from jax_grpo.chess.play.player import Player
         from jax_grpo.config import Config
+        from jax_grpo.run.files import CheckpointError
         from jax_grpo.system.compilation import keep_programs
 
         keep_programs(Config.model_fields["compilation_cache"].default)
         try:
             return Player(args.weights, args.tokenizer, args.prompt_style)
-        except ValueError as error:  # the weights' or their tokenizer's, in words for people
+        except (CheckpointError, ValueError) as error:  # the weights' or their tokenizer's, in words for people
             raise ConfigError(str(error)) from error
 
     try:
@@ -224,7 +224,7 @@ def main(argv: list[str] | None = None) -> None:
         lines = (line.decode("utf-8", errors="replace") for line in sys.stdin.buffer)
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
             Engine(load, _claim_stdout()).run(lines)
-    except (ConfigError, CheckpointError) as error:
+    except ConfigError as error:
         raise SystemExit(str(error)) from error
 
 
