@@ -6,7 +6,7 @@ A text that a library evaluates may never come to an end, print, or leave Python
 import contextlib
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 import threading
@@ -71,8 +71,10 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # it has ended: reading finds that out
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-        if not select.select([process.stdout], [], [], seconds)[0]:
-            raise TooSlow(f"no reply within {seconds:g} s")
+        with selectors.DefaultSelector() as replies:  # not select.select, which ends at file descriptor 1,023
+            replies.register(process.stdout, selectors.EVENT_READ)
+            if not replies.select(seconds):
+                raise TooSlow(f"no reply within {seconds:g} s")
         if not (line := process.stdout.readline()):
             raise NoReply(f"the process {process.args} ended; see its output above")
         return json.loads(line)

@@ -1,5 +1,7 @@
 """The process that scores texts: what a text does there, the next one is scored, and the run goes on."""
 
+import os
+import resource
 import subprocess
 import sys
 
@@ -35,6 +37,20 @@ def test_replies_belong_to_their_requests(process):
     assert [process.ask(text, seconds=60) for text in ("1 + 1", "print(3)", "None")] == [
         ["sums", 2], ["sums", None], ["sums", None],
     ]  # fmt: skip
+
+
+def test_a_run_with_more_than_1024_files_open_has_replies(process):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2048, hard)), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1024:
+            opened.append(os.dup(opened[0]))
+        assert process.ask("1 + 1", seconds=60) == ["sums", 2]
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_every_process_has_the_same_order_of_sets(module):
