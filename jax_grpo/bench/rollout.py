@@ -5,7 +5,7 @@
 
 Beside each time stands a floor of this machine: the matmuls of one decode step alone, without attention, norms, sampling or a
 cache, run with the same library and weights (`floor_ms`: of all tokens). On a GPU the bytes of weights and caches over the
-device's bandwidth are the floor instead.
+device's bandwidth (`assets/targets`) are the floor instead.
 """
 
 import tempfile
@@ -53,8 +53,11 @@ def _prepared(problem: Problem, generate: Callable[[int], Any], check=lambda _: 
     return Prepared(lambda: generate(problem.completion), {"tokens": tokens}, check, times)
 
 
-def decode_floor_ms(problem: Problem, params: Any) -> float:
-    """Milliseconds that the matrix products of one decode step of all rows take alone, or that its bytes take on a GPU."""
+def decode_floor_ms(problem: Problem, params: Any) -> float | None:
+    """Milliseconds that the matrix products of one decode step of all rows take alone, or that its bytes take on a GPU.
+
+    None on a GPU whose bandwidth no file of `assets/targets` has.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -67,11 +70,13 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
     matrices = [x for name, x in named.items() if x.ndim == 2 and "wte" not in name and "wpe" not in name]
     if device.platform != "cpu":
         known = {target.device_kind: target.bandwidth for target in map(devices.read, devices.known())}
+        if device.device_kind not in known:
+            return None
         # Tokens that are read from the caches, on average.
         tokens = problem.prompts * problem.prompt + problem.rows * problem.completion / 2
         cache = 2 * problem.layers * problem.width * tokens * dtype.itemsize
         read = embedding.nbytes + sum(x.nbytes for x in matrices) + cache
-        return 1e3 * read / known.get(device.device_kind, float("nan"))
+        return 1e3 * read / known[device.device_kind]
 
     @jax.jit
     def products(embedding_VH: jax.Array, matrices: list[jax.Array], x_RH: jax.Array) -> list[jax.Array]:
@@ -81,6 +86,16 @@ def decode_floor_ms(problem: Problem, params: Any) -> float:
 
     x_RH = jnp.ones((problem.rows, problem.width), dtype)
     return best_ms(lambda: products(embedding, matrices, x_RH), FLOOR_REPEATS)
+
+
+def floors(problem: Problem, params: Any) -> dict[str, Any]:
+    """Of a decode step and of all tokens; where there is none, a note says why."""
+    import jax
+
+    floor = decode_floor_ms(problem, params)
+    if floor is None:
+        return {"notes": [f"no floor: assets/targets has no {jax.devices()[0].device_kind}"]}
+    return {"decode_floor_ms": floor, "floor_ms": floor * float(caps(problem).mean())}
 
 
 def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
@@ -109,11 +124,7 @@ def _jax(problem: Problem, *, compacts: bool = True) -> Prepared:
         assert (lengths == caps(problem)[:, None]).all(), "every completion is of full length"
         return {}
 
-    def after() -> dict[str, Any]:
-        floor = decode_floor_ms(problem, params)
-        return {"decode_floor_ms": floor, "floor_ms": floor * float(caps(problem).mean())}
-
-    return _prepared(problem, generate, check, after)
+    return _prepared(problem, generate, check, partial(floors, problem, params))
 
 
 def _transformers(problem: Problem, *, compiled: str | None = None) -> Prepared:

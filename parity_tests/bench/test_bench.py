@@ -3,6 +3,7 @@
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jax_grpo.bench import all as suite_all
 from jax_grpo.bench import rollout, runner, update
-from jax_grpo.bench.problems import Problem, config_of, sizes_of
+from jax_grpo.bench.problems import Problem, config_of, model_of, sizes_of
 from jax_grpo.bench.trl_settings import NotTheSame
 from jax_grpo.config import ConfigError, load_config
 from jax_grpo.memory.programs import run_of
@@ -189,6 +190,23 @@ def test_every_second_prompt_of_a_mixture_of_equal_shares_has_the_other_cap(name
     problem = rollout.BENCH.problem(name)
     (_, first), (_, second) = problem.parts
     assert rollout.caps(problem).tolist() == [first, second] * (problem.prompts // 2)
+
+
+def test_a_gpu_without_a_target_file_has_no_floor_and_the_table_says_why(monkeypatch):
+    problem = rollout.BENCH.problem("tiny")
+    _, params = model_of(problem, config_of(problem))
+
+    def floors(device_kind: str) -> dict:
+        gpu = SimpleNamespace(platform="gpu", device_kind=device_kind)
+        monkeypatch.setattr(jax, "devices", lambda: [gpu])
+        return rollout.floors(problem, params)
+
+    known = floors("NVIDIA H200")
+    assert known["floor_ms"] == problem.completion * known["decode_floor_ms"] > 0
+    unknown = floors("NVIDIA H100 80GB HBM3")
+    assert unknown == {"notes": ["no floor: assets/targets has no NVIDIA H100 80GB HBM3"]}
+    timed = {"median_ms": 2.0, "min_ms": 1.0, "max_ms": 3.0, "steps": 3}
+    assert runner.row("jax_grpo", timed | unknown, timed)[-1] == unknown["notes"][0]
 
 
 @pytest.mark.parametrize(
