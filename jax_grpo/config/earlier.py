@@ -38,8 +38,11 @@ DEFAULTS = {key: field.default for kind in OBJECTIVES.values() for key, field in
 def current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings, those that an earlier version resolved in today's keys, without those of other tasks and objectives."""
     task, objective, model = values.get("task"), values.get("objective"), values.get("model")
-    adapter = model.get("adapter") if isinstance(model, Mapping) else None
-    if isinstance(adapter, Mapping) and adapter.get("dropout") == 0:
+    if (
+        isinstance(model, Mapping)
+        and isinstance(adapter := model.get("adapter"), Mapping)
+        and adapter.get("dropout") == 0
+    ):
         adapter = {key: value for key, value in adapter.items() if key != "dropout"}
         values = {**values, "model": {**model, "adapter": adapter}}
     if isinstance(task, Mapping) and task.keys() >= FLAT_TASK:
