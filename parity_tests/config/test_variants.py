@@ -1,6 +1,8 @@
 """`bench.variants`: settings against each other over seeds, each a real run."""
 
 import json
+import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from jax_grpo.config import load_config
 
 REPOSITORY = Path(__file__).parents[2]
 METHODS, TOY = REPOSITORY / "docs" / "experiments" / "methods.yaml", REPOSITORY / "configs" / "methods_toy.yaml"
+TABLES = [
+    page for page in sorted((REPOSITORY / "docs/results").rglob("*.md")) if "| variant | settings |" in page.read_text()
+]
 
 TINY = """
 run_dir: runs/never
@@ -68,6 +73,24 @@ def test_a_file_of_variants_is_read_in_its_order_and_each_of_the_repository_s_is
     assert ("refill", ["--rollout.refill", "{rounds: 3}"]) in listed
     for _, overrides in listed:
         load_config(str(TOY), overrides)
+
+
+@pytest.mark.parametrize("page", TABLES, ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_the_settings_of_a_measured_table_are_todays_or_its_first_line_gives_todays(page, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    lines = page.read_text().splitlines()
+    command = next(line for line in lines if line.startswith("`python -m jax_grpo.bench.variants"))
+    renamed = re.findall("`([^`]*)` is `([^`]*)`", lines[0])
+    settings = [row.split(" | ")[1].strip("`") for row in lines if " | `--" in row]
+    for text in [command, *settings]:
+        for old, new in renamed:
+            text = text.replace(old, new)  # noqa: PLW2901
+        words = shlex.split(text.strip("`"))
+        if text.startswith("--"):
+            load_config(re.findall(r"--config (\S+)", command)[0], words)
+        elif "--variants" in words:
+            assert Path(words[words.index("--variants") + 1]).is_file()
+    assert settings
 
 
 def run(*values: float, entropy: float = 1.0) -> dict:
