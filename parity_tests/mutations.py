@@ -349,7 +349,7 @@ FAULTS = {
     "what others' environments answered is not read": Fault("rollout/episodes.py", "answers = {row: (observation, done) for own in everybodys for row, observation, done in own}", "answers = {row: (observation, done) for own in everybodys[:1] * 2 for row, observation, done in own} | {row: ('0', True) for own in everybodys[1:] for row, *_ in own}", "mesh/test_processes.py -k 'episodes_of_one and guess'"),
     "an evaluation's rewards get its texts' tokens": Fault("evaluate/during_training.py", "ids |= zip(numbers, sampled, strict=True)", "ids |= zip(numbers, self._tokenizer.encode_batch(written), strict=True)", "evaluate/test_evaluation_modes.py -k encoded_again"),
     "JAX's note on a traceback is shown without one": Fault("train.py", ' if of_jax not in note)', ")", "policy/test_adapters.py -k what_jax_traces"),
-    "a component called reward takes the total's name": Fault("tasks/base.py", "        if name not in means:", "        if True:", "tasks/test_own_rewards.py -k called_reward"),
+    "a component called reward takes the total's name": Fault("tasks/base.py", "        if name not in values:", "        if True:", "tasks/test_own_rewards.py -k called_reward"),
     "a path that begins at home is a folder called ~": Fault("config/sections.py", "AfterValidator(os.path.expanduser)", "AfterValidator(str)", "config/test_config.py -k begin_at_home"),
     "copies of a hub's model in other formats are downloaded": Fault("config/files.py", "ignore_patterns=HUB_OTHERS", "ignore_patterns=[]", "model/test_hub.py -k nothing_twice"),
     "a hub's tensors come with the settings": Fault("config/files.py", "HUB_WEIGHTS if tensors else HUB_SETTINGS", "HUB_WEIGHTS", "model/test_hub.py -k nothing_twice"),

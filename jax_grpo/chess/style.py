@@ -38,20 +38,20 @@ def find_style(weights: str) -> str:
 
 def require_chess(weights: str) -> None:
     """Refuses, with a ConfigError, weights of a run whose tasks are all others of this package than chess."""
-    folder = weights_directory(weights)
+    folder = run = weights_directory(weights)
     config = folder.parent / "config.yaml"
     if is_checkpoint(folder):
         section = read_manifest(folder).get("config", {}).get("task", {})
     elif folder.name == RUN_WEIGHTS and config.is_file():
-        section = read_yaml(str(config))[0].get("task", {})
+        section, run = read_yaml(str(config))[0].get("task", {}), folder.parent
     else:
         return
     tasks = [task for task, _ in tasks_of(section)]
     # Of a task of the user's own nothing is known.
     if not any(TASKS.get(task, OF_CHESS).startswith(OF_CHESS) for task in tasks):
         raise ConfigError(
-            f"--weights {weights}: its run trained {', '.join(tasks)}, and all suites are of chess; its held-out scores are the "
-            "eval/... of its metrics.jsonl. To see how it plays chess give the suites, such as --suite policy"
+            f"--weights {weights}: its run trained {', '.join(tasks)}, and all suites are of chess; for its held-out scores run "
+            f"python -m jax_grpo.evaluate {run}. To see how it plays chess give the suites, such as --suite policy"
         )
 
 

@@ -4,7 +4,7 @@ Every number is a function of (weights, prompts, seed). Of training it knows the
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from jax_grpo.rollout.sampling import Sampling
 from jax_grpo.rollout.texts import BATCH, TextProgram
 from jax_grpo.rollout.turns import make_next_turn, past_columns
 from jax_grpo.system.phases import Phases
-from jax_grpo.tasks.base import Prompt, Task, TrainerState, held_out_means
+from jax_grpo.tasks.base import Component, Prompt, Task, TrainerState, held_out_means
 from jax_grpo.tasks.episodes import Episode, EpisodicTask
 from jax_grpo.tasks.shared import shared_score
 
@@ -89,15 +89,19 @@ class Evaluator:
         """Generates and scores every prompt in both modes, with the weights after so many iterations."""
         metrics, completions = {}, {}
         for mode in MODES:
-            answers, ids = (
-                self._play(mode, params) if isinstance(self._task, EpisodicTask) else self._complete(mode, params)
-            )
-            state, rows = TrainerState(iteration, self._iterations), processes.own(len(self.prompts))
-            texts, scores, _ = shared_score(self._task, self.prompts[rows], answers[rows], ids[rows], state)
+            completions[mode], scores = self.scores(mode, params, iteration)
             means = held_out_means(scores, self.prompts, self._task.component_weights)
             metrics |= {f"eval/{mode}/{name}": mean for name, mean in means.items()}
-            completions[mode] = texts
         return Evaluation(metrics | self._yardsticks, completions)
+
+    def scores(self, mode: str, params: Any, iteration: int = 0) -> tuple[list[str], Mapping[str, Component]]:
+        """The completions of one mode, and their components."""
+        answers, ids = (
+            self._play(mode, params) if isinstance(self._task, EpisodicTask) else self._complete(mode, params)
+        )
+        state, rows = TrainerState(iteration, self._iterations), processes.own(len(self.prompts))
+        texts, scores, _ = shared_score(self._task, self.prompts[rows], answers[rows], ids[rows], state)
+        return texts, scores
 
     @functools.cached_property
     def _yardsticks(self) -> dict[str, float]:

@@ -209,17 +209,27 @@ def applicable(components: Mapping[str, Component], prompts: Sequence[Prompt]) -
 def held_out_means(
     components: Mapping[str, Component], prompts: Sequence[Prompt], weights: Mapping[str, float]
 ) -> dict[str, float]:
-    """Means by the names of an evaluation's metrics: `reward`, the weighted sum, and each component's own.
+    """Means by the names of an evaluation's metrics."""
+    return {name: float(own.mean()) for name, (own, _) in held_out_values(components, prompts, weights).items()}
+
+
+def held_out_values(
+    components: Mapping[str, Component], prompts: Sequence[Prompt], weights: Mapping[str, float]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Values, and the numbers of their prompts, by the names of an evaluation's metrics: `reward`, the weighted sum, and each
+    component's own.
 
     A component that is itself called `reward` is `reward/reward`, and left out where it is the only one.
     """
-    means = {"reward": float(total_reward(components, weights).mean())}
-    for name, values in applicable(components, prompts).items():
-        if name not in means:
-            means[name] = float(values.mean())
+    all_B = np.arange(len(prompts))
+    values = {"reward": (total_reward(components, weights), all_B)}
+    numbers = applicable({name: one._replace(values_B=all_B) for name, one in components.items()}, prompts)
+    for name, own in applicable(components, prompts).items():
+        if name not in values:
+            values[name] = own, numbers[name]
         elif len(components) > 1:
-            means[f"{name}/{name}"] = float(values.mean())
-    return means
+            values[f"{name}/{name}"] = own, numbers[name]
+    return values
 
 
 class UnknownComponent(ValueError):

@@ -21,7 +21,15 @@ from jax_grpo.report.records import sample_rows
 from jax_grpo.run.checkpoints import Origin
 from jax_grpo.run.resume import changed_code
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import Prompt, RewardError, TrainerState, applicable, held_out_means, total_reward
+from jax_grpo.tasks.base import (
+    Prompt,
+    RewardError,
+    TrainerState,
+    applicable,
+    held_out_means,
+    held_out_values,
+    total_reward,
+)
 from jax_grpo.tasks.checked import about_every_row, checked_score
 from jax_grpo.tasks.rewards import RewardsTask
 from jax_grpo.tasks.stop import text_stop
@@ -100,6 +108,8 @@ def test_a_function_called_reward_leaves_the_total_its_name_in_an_evaluation():
         "reward/reward": 2.0,
         "length": 10.0,
     }
+    numbers = {name: own.tolist() for name, (_, own) in held_out_values(both, PROMPTS, task.component_weights).items()}
+    assert numbers == {"reward": [0, 1], "reward/reward": [0, 1], "length": [0]}
 
 
 def hangs(**_):
