@@ -22,7 +22,6 @@ from jax_grpo.chess.evaluate.tables import (
     compared,
     comparison_page,
     evaluation_page,
-    print_tables,
     published_figures,
     read_report,
     summary,
@@ -40,6 +39,7 @@ from jax_grpo.evaluate.statistics import Estimate, Z, bootstrap_mean, difference
 from jax_grpo.model.tokenizer import Tokenizer, TokenizerError, find_tokenizer
 from jax_grpo.policy.named import load_policy
 from jax_grpo.rollout.texts import Generator
+from jax_grpo.system.terminal import print_tables
 
 POSITIONS = read_packaged("heldout")[:60]
 

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 
 from jax_grpo.chess.data import arbiter, labels, selfplay
 from jax_grpo.chess.data.shards import SPLITS, DataError, Source, Split, begin_set, write_shards
-from jax_grpo.chess.evaluate.tables import print_tables
 from jax_grpo.chess.positions.files import PositionFileError, text_rows
 from jax_grpo.chess.positions.position import ENDINGS, position_key
 from jax_grpo.chess.positions.rookworld import parse_policy_row
@@ -32,6 +31,7 @@ from jax_grpo.chess.settings import EngineConfig
 from jax_grpo.chess.tasks.engine import EngineError, EnginePool, engine_name, find_engine
 from jax_grpo.prompts.table import FILE_SHARE, SHARES, is_heldout
 from jax_grpo.system.progress import progress_bar
+from jax_grpo.system.terminal import print_tables
 from jax_grpo.system.whole_files import file_hash, lock, require_new, write_record
 
 

@@ -1,7 +1,5 @@
 """A model judged on held-out positions: `python -m jax_grpo.evaluate --weights W --out DIR`, or two evaluations `--compare A B`.
 
-Of `RUN` alone, a run of any task, the held-out prompts by its own rewards (`jax_grpo.evaluate.own_rewards`), which writes nothing.
-
 Writes evaluation.json (the same for the same weights, data and seed), evaluation.md, pictures and the self-play games. Reads the
 command line and files; the suites are in `suites`.
 """
@@ -38,12 +36,12 @@ from jax_grpo.chess.settings import EngineConfig
 from jax_grpo.chess.style import find_style, require_chess
 from jax_grpo.chess.tasks.engine import EngineError, EnginePool, find_engine, skill_zero
 from jax_grpo.config.files import read_settings, require_weights, weights_directory
-from jax_grpo.evaluate import MODES, EvaluationError, own_rewards
+from jax_grpo.evaluate import MODES, EvaluationError
 from jax_grpo.policy.named import describe_model, load_named
 from jax_grpo.run.files import CheckpointError, is_checkpoint
 from jax_grpo.system.progress import timed_parts
+from jax_grpo.system.terminal import print_tables
 from jax_grpo.system.whole_files import require_new, write_whole
-from jax_grpo.tasks.base import TaskError
 
 TABLES = "packaged:tables"
 
@@ -132,10 +130,12 @@ def _write(texts: dict[str, str], folder: Path) -> list[Path]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Checked arguments; argparse words what is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m jax_grpo.evaluate", description="A model judged on held-out positions.", allow_abbrev=False
+        prog="python -m jax_grpo.evaluate",
+        description="A model judged on held-out positions. With a run's folder alone, `python -m jax_grpo.evaluate RUN`: "
+        "the held-out prompts of a run of any task, by its own rewards.",
+        allow_abbrev=False,
     )
     option, suites = parser.add_argument, ",".join(SUITES)
-    option("run", nargs="?", metavar="RUN", help="alone: a run's held-out prompts by its own rewards; chess or not")
     option("--weights", metavar="W", help="packaged:rook-small, a run folder, a Hugging Face folder, a checkpoint")
     option("--out", type=Path, metavar="DIR", help="folder to write into")
     option("--suite", default="all", metavar="S", help=f"all, or of {suites} (default: all)")
@@ -156,14 +156,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     option("--seed", type=int, default=0, help="of sampling, openings and resampling (default: 0)")
     option("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two folders of evaluations, B against A")
     arguments = parser.parse_args(argv)
-    if arguments.run is not None:
-        if len(argv) > 1:
-            parser.error(
-                f"RUN {arguments.run}: expected alone, as its config has all settings; --weights W has options"
-            )
-        return arguments
     if arguments.compare is None and (arguments.weights is None or arguments.out is None):
-        parser.error("give --weights W and --out DIR, or --compare DIR_A DIR_B, or RUN alone")
+        parser.error("give --weights W and --out DIR, or --compare DIR_A DIR_B")
     if not 0 <= arguments.seed < 2**31:
         parser.error(f"--seed {arguments.seed}: expected 0 to 2147483647")
     arguments.suite = list(SUITES) if arguments.suite == "all" else arguments.suite.split(",")
@@ -197,7 +191,7 @@ def run(arguments: argparse.Namespace) -> list[Path]:
     if arguments.compare:
         reports = [tables.read_report(folder) for folder in arguments.compare]
         pairs = json.dumps(tables.compare(*reports), indent=1) + "\n"
-        tables.print_tables(tables.compared(*reports, brief=True))
+        print_tables(tables.compared(*reports, brief=True))
         out = arguments.out or arguments.compare[1]
         out.mkdir(parents=True, exist_ok=True)
         pictures = save_side_by_side(reports, arguments.compare, out)
@@ -228,7 +222,7 @@ def run(arguments: argparse.Namespace) -> list[Path]:
         data = Data(positions, mates, arguments.games, arguments.half_moves, arguments.seed, **more)
         steps = cleanup.enter_context(timed_parts())
         report, results = evaluate(arguments.weights, suites, data, arguments.temperature, steps)
-    tables.print_tables(tables.summary(report))
+    print_tables(tables.summary(report))
     return save(report, results, data, arguments.out)
 
 
@@ -258,11 +252,8 @@ def _tables(arguments: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments.run is not None:
-            return tables.print_tables([own_rewards.table_of(arguments.run)])
         files = run(arguments)
-    # The project's input errors are ValueErrors.
-    except (CheckpointError, EngineError, TaskError, ValueError, OSError) as error:
+    except (CheckpointError, EngineError, ValueError, OSError) as error:  # the project's input errors are ValueErrors
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     print("saved:", ", ".join(map(str, files)))
 

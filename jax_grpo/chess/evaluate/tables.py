@@ -8,11 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import rich.box
-import rich.table
-from rich.console import Console
-from rich.text import Text
-
 from jax_grpo.config.files import parsed_json
 from jax_grpo.evaluate import EvaluationError
 from jax_grpo.evaluate.statistics import Estimate, difference
@@ -224,18 +219,6 @@ def summary(report: Mapping[str, Any]) -> list[Table]:
         count = max(estimate["count"] for cells in whole.values() for estimate in cells.values())
         tables.append((f"{TITLES[section].replace('`', '')}: {count:,} observations", head, rows))
     return tables
-
-
-def print_tables(shown: Sequence[Table], width: int | None = None) -> None:
-    """Tables on the console, within its width (in characters) or the one given; the first column is text, the others numbers."""
-    console = Console(highlight=False, markup=False, width=width)
-    for title, head, rows in shown:
-        table = rich.table.Table(*head[:1], title=title, title_justify="left", box=rich.box.SIMPLE_HEAD)
-        for name in head[1:]:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*map(Text, row))  # brackets are intervals, no markup
-        console.print(table)
 
 
 def by_loss(columns: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:

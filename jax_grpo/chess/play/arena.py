@@ -25,7 +25,6 @@ import chess.pgn
 import jax_grpo
 from jax_grpo.chess import games
 from jax_grpo.chess.evaluate.policy import written_moves
-from jax_grpo.chess.evaluate.tables import print_tables
 from jax_grpo.chess.games import ILLEGAL, LENGTH, Game, Player, Rule, random_opening
 from jax_grpo.chess.play.player import Player as ModelPlayer
 from jax_grpo.chess.play.ratings import elo_of_pairs, elo_range, fit_ratings, signed
@@ -34,6 +33,7 @@ from jax_grpo.chess.tasks.engine import find_engine, skill_zero
 from jax_grpo.config.files import require_weights
 from jax_grpo.rollout.texts import Generator, Tick
 from jax_grpo.system.progress import timed_parts
+from jax_grpo.system.terminal import print_tables
 from jax_grpo.system.whole_files import write_record
 
 RESULTS = {chess.WHITE: "1-0", None: "1/2-1/2", chess.BLACK: "0-1"}  # by the winner
