@@ -43,13 +43,13 @@ class Shaped(Sparse):
 
     def __init__(self, config, one_of: int = 2):
         super().__init__(config, one_of)
-        self.component_weights = {"right": 1.0, "short": -0.25}
+        self.component_weights = {"paid/right": 1.0, "short": -0.25}
 
     def score(self, prompts, completions):
         paid_B = np.array([self.pays(prompt) for prompt in prompts])
         self._lengths = [len(text) for text in completions]
         lengths_B = np.array(self._lengths, np.float32)
-        return {"right": ((lengths_B > 4) & paid_B).astype(np.float32), "short": lengths_B / 8}
+        return {"paid/right": ((lengths_B > 4) & paid_B).astype(np.float32), "short": lengths_B / 8}
 
 
 def sparse_config(refill: dict | None, **sections) -> Config:

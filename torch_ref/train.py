@@ -182,8 +182,8 @@ class Trainer:
             not_negative(rewards_B.numpy())
         group_ids_B, how = self.group_ids(), settings_of(advantage)
         if (refill := config.rollout.refill) is not None and refill.by is not None:
-            (values_B, about_B), part = components[refill.by], refill.by.rpartition("/")[0]
-            about_B = about_B & np.array([prompt.task == part for prompt in prompts])
+            values_B, about_B = components[refill.by]
+            about_B = about_B & [prompt.task in ("", refill.by.partition("/")[0]) for prompt in prompts]
             how["silent_B"] = silent(torch.from_numpy(values_B), torch.from_numpy(about_B), group_ids_B)
         if advantage.components == "sum_first":
             judged = rewards_B

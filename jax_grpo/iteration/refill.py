@@ -16,7 +16,7 @@ from jax_grpo.config.sections import RefillConfig
 from jax_grpo.iteration.draw import Draw
 from jax_grpo.iteration.reward import Samples, written
 from jax_grpo.rollout.generate import joined_prompts
-from jax_grpo.tasks.base import Component, Logged
+from jax_grpo.tasks.base import Component, Logged, is_of
 from jax_grpo.tasks.shared import joined_logs
 
 
@@ -40,7 +40,7 @@ def gated(samples: Samples, settings: RefillConfig | None) -> Samples:
     if settings is None or (by := settings.by) is None:
         return samples
     (values_B, about_B), shape = samples.components[by], samples.advantages_PG.shape
-    about_B = about_B & np.array([prompt.task == by.rpartition("/")[0] for prompt in samples.prompts])
+    about_B = about_B & is_of(by, samples.prompts)
     flat_P = samples.flat_P | alike(values_B.reshape(shape), about_B.reshape(shape))
     return samples._replace(advantages_PG=jnp.where(flat_P[:, None], 0, samples.advantages_PG), flat_P=flat_P)
 

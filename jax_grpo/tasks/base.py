@@ -196,13 +196,17 @@ def total_reward(components: Mapping[str, Component], weights: Mapping[str, floa
     return np.asarray(np.sum(terms, axis=0), np.float32)
 
 
+def is_of(name: str, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Which of the prompts a component of this name can be about, bool [B]: those of its part; without a mixture, all."""
+    return np.array([not prompt.task or name.startswith(f"{prompt.task}/") for prompt in prompts], bool)
+
+
 def applicable(components: Mapping[str, Component], prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
     """Each component's values at the prompts it is about, without components that are about none of them.
 
     In a mixture `policy/legal` is about prompts of the part `policy` alone.
     """
-    parts_B = np.array([prompt.task for prompt in prompts])
-    own = {name: x.values_B[x.about_B & (parts_B == name.rpartition("/")[0])] for name, x in components.items()}
+    own = {name: x.values_B[x.about_B & is_of(name, prompts)] for name, x in components.items()}
     return {name: values for name, values in own.items() if len(values)}
 
 

@@ -1,9 +1,9 @@
 """Several tasks in one batch: each prompt is one task's, with its stop rule, its cap and its rewards.
 
 Components carry their task's name (`policy/legal`) and are 0 for other tasks' prompts; `<task>/reward` is a task's own weighted
-sum, of weight 0. Which task asks about a row is a function of the prompt's seed, so a share is met on average; but a
-row that a task claims is that task's. Tasks with a source of their own (`tasks.interleaved`)
-take turns with those in their shares, each going through its own rows.
+sum, of weight 0, and a component called `reward` is `<task>/reward/reward`. Which task asks about a row is a function of the
+prompt's seed, so a share is met on average; but a row that a task claims is that task's. Tasks with a source of their own
+(`tasks.interleaved`) take turns with those in their shares, each going through its own rows.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from jax_grpo.tasks.interleaved import Interleaved, TableRow
 from jax_grpo.tasks.stop import union
 
 SHARED = "prompts.source"  # whose rows the tasks without a source of their own draw from
+TOTAL = "reward"  # what a task's own weighted sum is called
 
 
 class MixedTask(Task[Any]):
@@ -38,11 +39,10 @@ class MixedTask(Task[Any]):
         self.shown = list(dict.fromkeys(each for task in tasks.values() for each in task.shown))
         self.has_suites = any(task.has_suites for task in tasks.values())
         self.answers = [answer for task in tasks.values() for answer in task.answers]
-        self.component_weights = {
-            f"{name}/{component}": weight
-            for name, task in tasks.items()
-            for component, weight in (*task.component_weights.items(), ("reward", 0.0))
-        }
+        self.component_weights = {}
+        for name, task in tasks.items():
+            own = {_full(name, component): weight for component, weight in task.component_weights.items()}
+            self.component_weights |= own | {f"{name}/{TOTAL}": 0.0}
         self.begin(TrainerState(0, 0), ())
 
     def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
@@ -139,9 +139,10 @@ class MixedTask(Task[Any]):
             task.begin(self._state, [self._ids[row] for row in rows] if len(self._ids) else ())
             scored = task.score([prompts[row] for row in rows], [completions[row] for row in rows])
             components = {component: as_component(values) for component, values in scored.items()}
-            components["reward"] = as_component(total_reward(components, task.component_weights))
-            for component, own in components.items():
-                values_B, about_B = scores[f"{name}/{component}"]
+            parts = {_full(name, component): own for component, own in components.items()}
+            parts[f"{name}/{TOTAL}"] = as_component(total_reward(components, task.component_weights))
+            for full, own in parts.items():
+                values_B, about_B = scores[full]
                 values_B[rows], about_B[rows] = own
             self._log(name, rows, count, task.logged())
         return scores
@@ -152,3 +153,8 @@ class MixedTask(Task[Any]):
         for column, values in logged.extras.items():
             own = dict(zip(rows, values, strict=True))
             self._logged.extras[f"{name}/{column}"] = [own.get(row) for row in range(count)]
+
+
+def _full(name: str, component: str) -> str:
+    """The name in the mixture of a task's component."""
+    return f"{name}/{TOTAL}/{TOTAL}" if component == TOTAL else f"{name}/{component}"

@@ -19,7 +19,7 @@ from jax_grpo.config.tasks import task_of
 from jax_grpo.prompts.dataset import describe_rows, heldout_rows
 from jax_grpo.prompts.rows import PromptFileError, Row, load_prompts
 from jax_grpo.tasks import make_task
-from jax_grpo.tasks.base import RewardError, Task, TrainerState, total_reward
+from jax_grpo.tasks.base import RewardError, Task, TrainerState, applicable, total_reward
 from jax_grpo.tasks.checked import checked_score
 from jax_grpo.tasks.interleaved import Interleaved
 
@@ -327,6 +327,23 @@ def test_a_mixture_asks_rewards_and_reports_each_task_as_it_is_alone(tmp_path, o
     total = total_reward(scores, task.component_weights)
     own_B = np.array([p.task == "own" for p in prompts])
     assert np.array_equal(total[own_B], scores["own/same"].values_B[own_B]) and scores["policy/legal"].values_B.any()
+
+
+def test_a_function_called_reward_is_trained_on_in_a_mixture(tmp_path, own_file):
+    def reward(completions):
+        return [float(len(c)) for c in completions]
+
+    def half(completions):
+        return [0.5] * len(completions)
+
+    config = mixture(tmp_path, own_file)
+    task = make_task(config.task, [reward, half])
+    prompts = [task.prompt(row, seed) for seed, row in enumerate(task.read(config.prompts, 0, None)[:12])]
+    scores = checked_score(task, prompts, ["abc"] * 12, [[1]] * 12, TrainerState(0, 1))
+    own_B = np.array([prompt.task == "prompts" for prompt in prompts])
+    assert total_reward(scores, task.component_weights)[own_B].tolist() == [3.5] * own_B.sum()
+    means = {name: set(values.tolist()) for name, values in applicable(scores, prompts).items() if name[0:2] == "pr"}
+    assert means == {"prompts/reward/reward": {3.0}, "prompts/half": {0.5}, "prompts/reward": {3.5}}
 
 
 def test_what_a_function_says_in_a_mixture_stands_under_its_task(tmp_path, own_file):

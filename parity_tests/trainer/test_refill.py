@@ -125,16 +125,16 @@ def test_an_iteration_trains_on_the_groups_that_its_definition_names_and_counts_
 
 def test_a_group_that_differs_beside_the_outcome_alone_is_without_signal(folder):
     """Without `by` every group differs by its lengths; with it those of prompts that nobody is paid for train nothing."""
-    settings = sparse_config({"rounds": 2, "by": "right"}, prompts={"source": str(folder / "positions.jsonl")})
+    settings = sparse_config({"rounds": 2, "by": "paid/right"}, prompts={"source": str(folder / "positions.jsonl")})
     made = Trainer(settings, Shaped(Shaped.Settings()))
     fresh, actual = jax.tree.map(np.array, made.state), {}
-    for by in (None, "right"):
+    for by in (None, "paid/right"):
         begin_again(made, fresh)
         refill = settings.rollout.refill.model_copy(update={"by": by})
         made.config = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"refill": refill})})
         actual[by] = made.iterate(0)
-    metrics, samples, batch = actual["right"]
-    right_PG = samples.components["right"].values_B.reshape(PROMPTS, GROUP)
+    metrics, samples, batch = actual["paid/right"]
+    right_PG = samples.components["paid/right"].values_B.reshape(PROMPTS, GROUP)
     differs_P = (right_PG != right_PG[:, :1]).any(1)
     advantages_PG = np.asarray(batch.advantages_B).reshape(PROMPTS, GROUP)
     np.testing.assert_array_equal((advantages_PG != 0).any(1), differs_P)
@@ -158,11 +158,15 @@ def test_a_component_is_asked_only_where_it_is_about_something():
 @pytest.mark.parametrize(
     ("by", "sections", "sentence"),
     [
-        ("rihgt", {}, r"rollout\.refill\.by is 'rihgt'.* no such component\. Did you mean right\? It has right, short"),
         (
-            "right",
+            "paid/rihgt",
+            {},
+            r"rollout\.refill\.by is 'paid/rihgt'.* no such component\. Did you mean paid/right\? It has paid/right, short",
+        ),
+        (
+            "paid/right",
             {"short": 0.0},
-            r"rollout\.refill\.by 'right' would do nothing: it is the only component of the reward",
+            r"rollout\.refill\.by 'paid/right' would do nothing: it is the only component of the reward",
         ),
     ],
 )
