@@ -2,8 +2,8 @@
 
 Components carry their task's name (`policy/legal`) and are 0 for other tasks' prompts; `<task>/reward` is a task's own weighted
 sum, of weight 0, and a component called `reward` is `<task>/reward/reward`. Which task asks about a row is a function of the
-prompt's seed, so a share is met on average; but a row that a task claims is that task's. Tasks with a source of their own
-(`tasks.interleaved`) take turns with those in their shares, each going through its own rows.
+prompt's seed, so a share is met on average; but a row that a task claims is that task's. Tasks with a source of their own, or
+that make their rows, take turns with those in their shares, each going through its own rows (`tasks.interleaved`).
 """
 
 import dataclasses
@@ -32,7 +32,9 @@ class MixedTask(Task[Any]):
 
     def __init__(self, tasks: Mapping[str, Task], parts: Mapping[str, MixturePart]):
         self._tasks, self._parts = tasks, parts
-        self._shared = [name for name, part in parts.items() if part.source is None]  # ask about rows of `SHARED`
+        # Ask about rows of `SHARED`: those that name no source and make no rows by themselves.
+        own_rows = {name for name, task in tasks.items() if type(task).read is not Task.read}
+        self._shared = [name for name, part in parts.items() if part.source is None and name not in own_rows]
         rule, offsets = union([task.stop_rule for task in tasks.values()])
         self.stop_rule, self._offsets = rule, dict(zip(tasks, offsets, strict=True))
         self.headlines = list(dict.fromkeys(each for task in tasks.values() for each in task.headlines))
@@ -47,25 +49,29 @@ class MixedTask(Task[Any]):
 
     def read(self, prompts: PromptsConfig, seed: int, cache: str | None) -> Any:
         """The positions of `prompts.source`, or they and the rows of the parts' own sources, in turn."""
-        sources = {name: part.source for name, part in self._parts.items() if part.source is not None}
+        default = PromptsConfig().source
+        sources = {name: part.source or default for name, part in self._parts.items() if name not in self._shared}
         for name in self._shared:
             if self._tasks[name].reads == "prompts":
                 raise ConfigError(
                     f"task.mixture.{name} reads prompts and has no source; expected task.mixture.{name}.source"
                 )
         rows = {name for name, task in self._tasks.items() if task.reads == "prompts"}
+        made = {name for name in sources if self._parts[name].source is None}
         none = {"template": None, "chat_template_kwargs": {}}
-        without_file = prompts.model_copy(update=none) if rows else prompts  # for what reads no file of prompts
+        without_file = prompts.model_copy(update=none) if rows | made else prompts  # for what reads no file of prompts
+        without_template = prompts.model_copy(update={"template": None}) if rows else prompts  # for what makes its rows
         if not sources:
             return super().read(prompts, seed, cache)
-        if not self._shared and prompts.source != PromptsConfig().source:
+        if not self._shared and prompts.source != default:
             raise ConfigError(
                 f"prompts.source is {prompts.source!r}, but each task of the mixture has a source of its own"
             )
         tables = {SHARED: super().read(without_file, seed, cache)} if self._shared else {}
         shares = {SHARED: sum(self._parts[name].share for name in self._shared)} if self._shared else {}
         for name, source in sources.items():
-            own = (prompts if name in rows else without_file).model_copy(update={"source": source})
+            own = prompts if name in rows else without_template if name in made else without_file
+            own = own.model_copy(update={"source": source})
             tables[name], shares[name] = self._tasks[name].read(own, seed, cache), self._parts[name].share
         return Interleaved(tables, shares)
 

@@ -226,6 +226,12 @@ def test_questions_are_messages_where_nothing_else_is_said(tmp_path):
     prompt = task.prompt(0, 0)
     (message,) = prompt.messages
     assert message["role"] == "user" and prompt.text == f"<user>{message['content']}!"
+    parts = {"gym": {"task": "reasoning_gym", "datasets": {"chain_sum": {}}}, "length": {}}
+    mixed = make_task(task_of(name="mixed", mixture=parts), None, str(tmp_path))
+    table = mixed.read(PromptsConfig(chat_template_kwargs={"mood": "!"}), 0, None)
+    texts = [mixed.prompt(row, seed).text for seed, row in enumerate(table[:4])]
+    assert [text.endswith("!") for text in texts] == [False, True] * 2, "the questions of a mixture"
+    assert "gym, 0.5: reasoning-gym" in table.identity, "a run knows again what makes them"
     ask = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{ question }}"}]
     system = task_with({"chain_sum": {}}, ask=ask)
     system.chat = ChatTemplate(str(tmp_path))
