@@ -22,7 +22,6 @@ from jax_grpo.config.files import weights_directory
 from jax_grpo.evaluate.during_training import Evaluation, Evaluator
 from jax_grpo.memory.fit import DeviceOutOfMemory, choose_micro_batches, explain_out_of_memory
 from jax_grpo.mesh import processes
-from jax_grpo.model.tokenizer import tokenizer_of
 from jax_grpo.model.weights import save_hf
 from jax_grpo.policy.named import adapter_of
 from jax_grpo.policy.peft_files import save_adapters
@@ -44,10 +43,9 @@ from jax_grpo.system.process import StopSignals
 from jax_grpo.system.progress import progress_bar
 from jax_grpo.system.terminal import printable_lines
 from jax_grpo.system.whole_files import write_whole
-from jax_grpo.tasks import make_task, require_task
 from jax_grpo.tasks.base import Task, TaskError, applicable
 from jax_grpo.tasks.checked import made_prompt
-from jax_grpo.trainer import NonFiniteUpdates, Trainer
+from jax_grpo.trainer import NonFiniteUpdates, Trainer, task_of_run
 
 RUN_ERRORS = (
     CheckpointError,
@@ -161,9 +159,8 @@ def _with_micro_batches(
 ) -> Config:
     """The config with a number for `auto`, which compiles programs: bad code and bad data of the user's are reported before."""
     before = origin.content["config"] if origin else None
-    if task is not None:
-        return choose_micro_batches(config, print, before=before, task=require_task(task, "task"))
-    with contextlib.closing(make_task(config.task, rewards, tokenizer_of(config.model))) as own:
+    own = task_of_run(config, task, rewards)
+    with contextlib.nullcontext() if task is not None else contextlib.closing(own):
         own.require_weights(config.model.weights)
         own.read(config.prompts, config.seed, config.compilation_cache)
         return choose_micro_batches(config, print, before=before, task=own)

@@ -48,6 +48,28 @@ class NonFiniteUpdates(RuntimeError):
     """Too many optimiser steps in a row had a non-finite loss or gradient; the weights saved are the last good ones."""
 
 
+def task_of_run(config: Config, task: Task | None, rewards: Sequence[Callable[..., Any]] | None) -> Task:
+    """The task that is given, or the one that the config names, with the functions that are given.
+
+    Raises:
+        ConfigError: two of them are given, of which one would do nothing; or as `make_task`.
+    """
+    if task is None:
+        return make_task(config.task, rewards, tokenizer_of(config.model))
+    if config.task != task_of(episode=config.task.episode):
+        raise ConfigError(
+            "task: beside a task that is given to `train`, the config's section does nothing; leave it out (but for "
+            "task.episode)"
+        )
+    if rewards is not None:
+        raise ConfigError(
+            "rewards: a task that is given scores by itself, and the functions would do nothing; leave one out"
+        )
+    task = require_task(task, "task")
+    task.chat = task.chat or ChatTemplate(tokenizer_of(config.model))
+    return task
+
+
 class Trainer:
     """The programs and data of one run. `iterate` does one iteration; `state` is what training has changed so far.
 
@@ -55,24 +77,11 @@ class Trainer:
     """
 
     def __init__(self, config: Config, task: Task | None = None, rewards: Sequence[Callable[..., Any]] | None = None):
-        if task is not None and config.task != task_of(episode=config.task.episode):
-            raise ConfigError(
-                "task: beside a task that is given to `train`, the config's section does nothing; leave it out (but for "
-                "task.episode)"
-            )
-        if task is not None and rewards is not None:
-            raise ConfigError(
-                "rewards: a task that is given scores by itself, and the functions would do nothing; leave one out"
-            )
         self.config, self.layout = config, layout_of(config.mesh)
         # Micro-batches of an optimiser step, whose padding is not computed; None: on several devices it is.
         self._parts = config.update.parts if self.layout is ONE_DEVICE else None
         self._prompt_limit = config.prompt_limit()
-        if task is None:
-            self.task: Task = make_task(config.task, rewards, tokenizer_of(config.model))
-        else:
-            self.task = require_task(task, "task")
-            self.task.chat = self.task.chat or ChatTemplate(tokenizer_of(config.model))
+        self.task = task_of_run(config, task, rewards)
         require_outcome(self.task, config)
         self.positions = self.task.read(config.prompts, config.seed, config.compilation_cache)
         self.prompts = PromptSampler(config, self.task, self.positions)

@@ -117,6 +117,22 @@ def test_a_run_with_functions_of_ones_own_is_sized_too(tmp_path):
     assert not (tmp_path / "run" / "run.json").exists(), "nothing has begun"
 
 
+def test_a_task_of_ones_own_is_refused_before_it_is_sized(tmp_path):
+    """As a built-in one is: what does not fit would be named after a compile that takes minutes."""
+    values = settings(tmp_path / "run", micro_batches="auto", memory_limit_gb=1e-6).model_dump()
+    own = make_task(task_of(**values["task"]))
+    with pytest.raises(
+        ConfigError, match=r"^task: beside a task that is given to `train`, the config's section does nothing"
+    ):
+        train(Config.model_validate(values), task=own)
+    del values["task"]
+    with pytest.raises(ConfigError, match=r"^rewards: a task that is given scores by itself"):
+        train(Config.model_validate(values), task=own, rewards=[len])
+    values["prompts"]["template"] = "{{ fen }}"
+    with pytest.raises(ConfigError, match=r"^prompts.template '{{ fen }}' would do nothing: task 'length' asks about"):
+        train(Config.model_validate(values), task=own)
+
+
 @pytest.mark.slow
 def test_a_run_with_a_task_of_ones_own_is_sized_too(two_fit, tmp_path, capsys):
     values = settings(tmp_path / "auto", micro_batches="auto", memory_limit_gb=two_fit).model_dump()
