@@ -79,6 +79,8 @@ def find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: C
 
 
 def _find_origin(resume: str | None, restart: bool, run_dir: Path, checkpoints: Checkpoints, say: Say) -> Origin | None:
+    if not isinstance(resume, str | Path | None):
+        raise CheckpointError(f"resume is {resume!r}; expected 'auto', or the folder of a run or a checkpoint")
     if resume is not None and restart:
         raise CheckpointError("--resume and --restart contradict each other; give one")
     other_folder = "choose another run_dir, or begin again in this one with --restart (in Python restart=True)"

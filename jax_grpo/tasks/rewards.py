@@ -71,6 +71,8 @@ class RewardsTask(Task[Row]):
     name, Settings = "prompts", PromptsSettings
 
     def __init__(self, settings: PromptsSettings, functions: Sequence[Function] | None = None):
+        if callable(functions) or isinstance(functions, str):
+            raise ConfigError(f"rewards is {functions!r:.80}; expected a list of functions, such as [reward]")
         if functions is None:
             functions = [imported(spec, "task.rewards_from") for spec in settings.rewards_from or ()]
         if not functions:

@@ -261,6 +261,13 @@ def test_a_checkpoint_that_is_none_of_a_run_is_not_continued(tmp_path, part):
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
+def test_what_resume_cannot_be_is_named(tmp_path):
+    with pytest.raises(
+        CheckpointError, match=r"^resume is True; expected 'auto', or the folder of a run or a checkpoint"
+    ):
+        find_origin(True, False, tmp_path, Checkpoints(tmp_path, CheckpointConfig()), print)  # pyright: ignore[reportArgumentType] (as in transformers)
+
+
 def test_json_nested_too_deeply_is_one_error_wherever_it_stands(tmp_path):
     saved(tmp_path, 1)
     (tmp_path / "000001" / "manifest.json").write_text(f'{{"sha256": "", "content": {DEEP}}}')

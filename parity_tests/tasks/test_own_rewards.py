@@ -311,6 +311,14 @@ def test_functions_from_python_are_refused_where_nothing_asks_for_them():
         make_task(task_of(), [raises_on_five])
 
 
+def test_a_function_alone_is_refused_as_a_list_of_functions():
+    for alone in (raises_on_five, "mine.py:reward"):
+        with pytest.raises(
+            ConfigError, match=r"^rewards is .*(raises_on_five|mine.py).*; expected a list of functions, such"
+        ):
+            make_task(task_of(name="prompts"), alone)
+
+
 STRINGS = st.lists(st.text("ab\n", min_size=1, max_size=3), min_size=1, max_size=3)
 
 
