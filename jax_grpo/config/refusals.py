@@ -119,10 +119,10 @@ def _without_effect(config: "Config") -> Iterator[str]:
 
 def _sources(config: "Config") -> Iterator[str]:
     """Prompts of one's own come from a file of one's own, and are held out of it."""
-    if config.task.sources and config.evaluation.source is not None:
-        names = ", ".join(config.task.sources)
+    made = [name for name, part in (config.task.mixture or {}).items() if part.task == "reasoning_gym"]
+    if (own := [*config.task.sources, *made]) and config.evaluation.source is not None:
         yield (
-            f"evaluation.source is {config.evaluation.source!r}, but {names} of task.mixture has a source of its own: an "
+            f"evaluation.source is {config.evaluation.source!r}, but {', '.join(own)} of task.mixture has a source of its own: an "
             "evaluation asks the held-out splits of all sources; leave it out"
         )
     read: dict[str, str | None] = {

@@ -177,6 +177,13 @@ def test_an_evaluation_asks_what_the_run_does_not_train_on(tmp_path):
             },
             r"evaluation.source is 'e.jsonl', but own of task.mixture has a source of its own",
         ),
+        (
+            {
+                "task": {"name": "mixed", "mixture": {"policy": {}, "gym": {"task": "reasoning_gym", "datasets": {"gcd": {}}}}},
+                "evaluation": {"positions": 1, "source": "e.parquet"},
+            },
+            r"evaluation.source is 'e.parquet', but gym of task.mixture has a source of its own",
+        ),
     ],
 )  # fmt: skip
 def test_settings_that_do_nothing_are_refused(sections, words):
