@@ -136,8 +136,16 @@ def sample_text(prompts: Sequence[Prompt], completions: Sequence[Any], row: int)
 
 
 def require_outcome(task: Task, config: Config) -> None:
-    """Refuses, with a ConfigError, a `rollout.refill.by` that the task does not have, or that is all that the reward is."""
+    """Refuses, with a ConfigError, a `rollout.refill.by` that the task does not have, or that is all that the reward is.
+
+    Also a reward of no component where each is compared by itself.
+    """
     weights = task.component_weights
+    parts = config.advantage.components
+    if parts != "sum_first" and not any(weights.values()) and config.objective.overlong_penalty is None:
+        raise ConfigError(
+            f"advantage.components is {parts!r}, and the weights of {', '.join(weights)} are 0; expected one that is not"
+        )
     if config.rollout.refill is None or (by := config.rollout.refill.by) is None:
         return
     if by not in weights:

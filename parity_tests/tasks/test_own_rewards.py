@@ -311,6 +311,18 @@ def test_functions_from_python_are_refused_where_nothing_asks_for_them():
         make_task(task_of(), [raises_on_five])
 
 
+def test_components_one_by_one_need_one_with_a_weight():
+    config = tiny_config(
+        task={"name": "prompts", "rewards_from": ["math:sqrt"], "reward_weights": [0.0]},
+        advantage={"components": "normalise_each"},
+        prompts={"source": "absent.jsonl"},
+    )
+    with pytest.raises(
+        ConfigError, match=r"^advantage.components is 'normalise_each', and the weights of sqrt are 0; expected"
+    ):
+        Trainer(config)
+
+
 def test_a_function_alone_is_refused_as_a_list_of_functions():
     for alone in (raises_on_five, "mine.py:reward"):
         with pytest.raises(
