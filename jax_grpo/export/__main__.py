@@ -149,7 +149,10 @@ def _training(source: Path, provenance: dict[str, Any]) -> str:
             last = starts[-1]
             commit = (last.get("git") or {}).get("commit", "unknown")
             packages = ", ".join(f"{name} {version}" for name, version in last["packages"].items() if version)
-            text += f"- command: `{last['command']}`\n- commit: {commit}\n- packages: {packages}\n"
+            command = (
+                f"`{last['command']}`" if last["command"] else "none; `jax_grpo.train.train` was called from Python"
+            )
+            text += f"- command: {command}\n- commit: {commit}\n- packages: {packages}\n"
             text += f"- devices: {', '.join(last['hardware']['devices'])}; started {last['time']}\n"
         text += f"\n```yaml\n{(run / 'config.yaml').read_text(encoding='utf-8').rstrip()}\n```\n"
     if provenance:

@@ -32,6 +32,7 @@ from jax_grpo.model.weights import WeightsError, save_hf
 from jax_grpo.policy.named import describe_model, load_named
 from jax_grpo.rollout.generate import encode_prompts
 from jax_grpo.rollout.texts import Generator
+from jax_grpo.run.folder import record_start
 from torch_ref.compare import difference
 
 POSITIONS = read_packaged("heldout")
@@ -219,11 +220,13 @@ def test_a_run_that_is_exported_carries_its_config_in_the_card(tmp_path):
     run, policy = tmp_path / "run", load_named(PACKAGED)
     save_hf(run / "weights", policy.architecture, policy.params, policy.tokenizer)
     (run / "config.yaml").write_text("iterations: 7\n")
+    record_start(run, "", None, 0, 1)
     export.main(["--weights", str(run), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "iterations: 7" in card
     assert "# run\n" in card
+    assert "- command: none; `jax_grpo.train.train` was called from Python\n" in card
 
 
 def test_the_card_asks_as_the_models_own_task_does(tmp_path):
