@@ -49,6 +49,7 @@ def _line(number: int, row: Any) -> str:
         raise PromptFileError(f"dataset: row {number} is {row!r:.80}; expected a mapping of columns, such as a dict")
     plain = {name: without_none(value) if name in READ else value for name, value in row.items()}
     try:
+        _require_texts(plain)
         return json.dumps(plain, default=_plain, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise PromptFileError(f"dataset: row {number} cannot be written as JSON: {error}") from error
@@ -59,3 +60,13 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{value!r:.80} is a {type(value).__name__}; expected texts, numbers, lists or dicts")
+
+
+def _require_texts(value: Any) -> None:
+    """Raises TypeError: a key is no text, and JSON would make one of it."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is a {type(key).__name__}; expected a text")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _require_texts(part)

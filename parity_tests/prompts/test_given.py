@@ -96,6 +96,10 @@ def test_a_data_set_of_the_library_is_what_it_is_when_saved(tmp_path):
             [{"prompt": "a"}, {"prompt": {1, 2}}],
             r"dataset: row 1 cannot be written as JSON: \{1, 2\} is a set; expected texts",
         ),
+        (
+            [{"prompt": "a", "x": [{"y": {1: "b"}}]}],
+            "dataset: row 0 cannot be written as JSON: the key 1 is a int; expected a text",
+        ),
         ([{"prompt": "a", "x": float("nan")}], "dataset: row 0 cannot be written as JSON: Out of range"),
     ],
 )
