@@ -81,7 +81,7 @@ def train(
     `config` may also be the path of a YAML file, or nested settings (`load_config`).
 
     A `task` of your own takes the place of the one that the config names, whose section is then left out; `rewards` are functions
-    for `task.name: prompts`, in the place of `task.rewards_from`; `dataset` has rows of prompts, as a list of dicts or a
+    for `task.name: prompts` without `task.rewards_from`; `dataset` has rows of prompts, as a list of dicts or a
     `datasets.Dataset`, in the place of `prompts.source`: they are written into the run folder.
 
     `resume` is `auto`, or the checkpoint or run folder to continue from; `restart` begins again where a run is. `argv` are the

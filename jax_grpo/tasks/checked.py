@@ -13,7 +13,16 @@ from jax_grpo.config import Config, ConfigError
 from jax_grpo.config.imported import source_file, where
 from jax_grpo.config.loading import did_you_mean
 from jax_grpo.prompts.table import UnsuitableRow
-from jax_grpo.tasks.base import Component, Prompt, RewardError, Task, TaskError, TrainerState, as_component
+from jax_grpo.tasks.base import (
+    Component,
+    Prompt,
+    RewardError,
+    Task,
+    TaskError,
+    TrainerState,
+    as_component,
+    total_reward,
+)
 from jax_grpo.tasks.copies import copied
 
 
@@ -75,7 +84,7 @@ def checked_score(
     """`task.score` of texts, or of episodes; each component float32 [B] and finite.
 
     Raises:
-        RewardError: it raises, or a component is missing, None, NaN or of the wrong length.
+        RewardError: it raises; a component is missing, None, NaN, beyond float32 or of the wrong length; or so is their sum.
         TaskError: the task's own failure, as it is.
     """
     task.begin(state, completion_ids)
@@ -91,10 +100,20 @@ def checked_score(
             f"task {task.name!r}: score returned {returned}; expected an array for each of "
             f"{', '.join(task.component_weights)}"
         )
-    return {
+    scores = {
         name: _checked(f"task {task.name!r}: reward component {name!r}", values, prompts, completions)
         for name, values in components.items()
     }
+    with np.errstate(over="ignore", invalid="ignore"):
+        total_B = total_reward(scores, task.component_weights)
+    if not np.isfinite(total_B).all():
+        row = int(np.argmin(np.isfinite(total_B)))
+        of = ", ".join(f"{weight:g} {name}" for name, weight in task.component_weights.items())
+        raise RewardError(
+            f"task {task.name!r}: the reward, {of}, is {total_B[row]} in float32; expected a finite number. "
+            f"{sample_text(prompts, completions, row)}"
+        )
+    return scores
 
 
 def _checked(where: str, values: Any, prompts: Sequence[Prompt], completions: Sequence[Any]) -> Component:
@@ -104,9 +123,11 @@ def _checked(where: str, values: Any, prompts: Sequence[Prompt], completions: Se
     values_B, about_B = as_component(values)
     if values_B.shape != (count,):
         raise RewardError(f"{where} has shape {values_B.shape}; expected one number for each of the {count} samples")
-    if values_B.dtype.kind not in "fiub" or not np.isfinite(values_B).all():
+    with np.errstate(over="ignore"):  # beyond float32 it is an infinity
         for row, value in enumerate(values_B):
-            if not (isinstance(value, int | float | np.number | np.bool_) and np.isfinite(value)):
+            if not (
+                isinstance(value, int | float | np.integer | np.floating | np.bool_) and np.isfinite(np.float32(value))
+            ):
                 sample = sample_text(prompts, completions, row)
                 raise RewardError(f"{where} is {value!r}; expected a finite number. {sample}")
     return Component(values_B.astype(np.float32), about_B)

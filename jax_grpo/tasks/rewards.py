@@ -61,11 +61,11 @@ class PromptsSettings(Settings):
 
 
 class RewardsTask(Task[Row]):
-    """See the module; `functions` are given from Python, in the place of the config's `rewards_from`.
+    """See the module; `functions` are given from Python, where the config has no `rewards_from`.
 
     Raises:
         ImportedError: `rewards_from` names what cannot be imported.
-        ConfigError: there is no function, one cannot be called, or the weights are not one for each.
+        ConfigError: there is no function, or both; one cannot be called; or the weights are not one for each.
     """
 
     name, Settings = "prompts", PromptsSettings
@@ -73,6 +73,10 @@ class RewardsTask(Task[Row]):
     def __init__(self, settings: PromptsSettings, functions: Sequence[Function] | None = None):
         if callable(functions) or isinstance(functions, str):
             raise ConfigError(f"rewards is {functions!r:.80}; expected a list of functions, such as [reward]")
+        if functions is not None and settings.rewards_from is not None:
+            raise ConfigError(
+                f"task.rewards_from is {settings.rewards_from}, which does nothing beside rewards that Python gives; leave one out"
+            )
         if functions is None:
             functions = [imported(spec, "task.rewards_from") for spec in settings.rewards_from or ()]
         if not functions:

@@ -300,13 +300,15 @@ def test_tables_take_turns_in_their_shares(sizes):
     assert mixed[-1] == seen[-1] and mixed[1:3] == seen[1:3]
 
 
-def mixture(tmp_path, own_file, **parts) -> Config:
+def mixture(tmp_path, own_file, rewards_from: bool = True, **parts) -> Config:
     parts = {
         "policy": {"share": 2, "max_new_tokens": 4, "prompt_style": "best_move"},
         "prompts": {"share": 1, "source": str(jsonl(tmp_path))},
         "own": {"share": 1, "task": f"{own_file}:Echo", "source": str(jsonl(tmp_path, ROWS[:20], "own.jsonl"))},
     } | parts
     task = rewarded(tmp_path, name="mixed", mixture=parts, stop=["\n"])
+    if not rewards_from:  # Python gives functions
+        task.pop("rewards_from")
     return tiny_config(task=task, prompts={"split": "all", "max_prompt_tokens": 26})
 
 
@@ -343,7 +345,7 @@ def test_a_function_called_reward_is_trained_on_in_a_mixture(tmp_path, own_file)
     def half(completions):
         return [0.5] * len(completions)
 
-    config = mixture(tmp_path, own_file)
+    config = mixture(tmp_path, own_file, rewards_from=False)
     task = make_task(config.task, [reward, half])
     prompts = [task.prompt(row, seed) for seed, row in enumerate(task.read(config.prompts, 0, None)[:12])]
     scores = checked_score(task, prompts, ["abc"] * 12, [[1]] * 12, TrainerState(0, 1))
@@ -363,8 +365,9 @@ def test_what_a_function_says_in_a_mixture_stands_under_its_task(tmp_path, own_f
     def other(completions):
         return [0.5] * len(completions)
 
-    task = make_task(mixture(tmp_path, own_file).task, [right, other])
-    table = task.read(mixture(tmp_path, own_file).prompts, 0, None)
+    config = mixture(tmp_path, own_file, rewards_from=False)
+    task = make_task(config.task, [right, other])
+    table = task.read(config.prompts, 0, None)
     prompts = [task.prompt(row, seed) for seed, row in enumerate(table[:12])]
     rows = [row for row, prompt in enumerate(prompts) if prompt.task == "prompts"]
     scores = checked_score(task, prompts, ["abc"] * 12, [[row] for row in range(12)], TrainerState(5, 9))

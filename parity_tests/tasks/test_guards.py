@@ -70,6 +70,7 @@ def only_the_batch_raises(prompts, completions):
         (lambda p, c: {"length": None}, "reward component 'length' is None; expected 4 numbers. Sample 0: prompt 'prompt 0'"),
         (lambda p, c: {"length": [0.0, 1.0, None, 0.0]}, "'length' is None; expected a finite number. Sample 2: prompt"),
         (lambda p, c: {"length": np.array([0.0, np.nan, 0, 0])}, "is np.float64(nan); expected a finite number. Sample 1"),
+        (lambda p, c: {"length": np.array([0.0, 1e39, 0, 0])}, r"is np.float64(1e+39); expected a finite number. Sample 1"),
         (lambda p, c: {"length": [0.0, 1.0, 2.0, float("inf")]}, "inf); expected a finite number. Sample 3: prompt 'prompt 3'"),
         (lambda p, c: {"length": np.zeros(3)}, "has shape (3,); expected one number for each of the 4 samples"),
         (lambda p, c: {"length": 0.0}, "has shape (); expected one number for each of the 4 samples"),

@@ -311,6 +311,21 @@ def test_functions_from_python_are_refused_where_nothing_asks_for_them():
         make_task(task_of(), [raises_on_five])
 
 
+def test_functions_of_the_config_are_refused_beside_functions_from_python():
+    config = task_of(name="prompts", rewards_from=["absent.py:reward"])
+    with pytest.raises(
+        ConfigError, match=r"^task.rewards_from is \['absent.py:reward'\], which does nothing beside rewards that Py"
+    ):
+        make_task(config, [raises_on_five])
+
+
+def test_a_weighted_sum_beyond_float32_is_refused():
+    with pytest.raises(
+        RewardError, match=r"^task 'prompts': the reward, 1e\+39 <lambda>, is inf in float32; expected .* Sample 0"
+    ):
+        scored(lambda **_: [1.0, 1.0], reward_weights=[1e39])
+
+
 def test_components_one_by_one_need_one_with_a_weight():
     config = tiny_config(
         task={"name": "prompts", "rewards_from": ["math:sqrt"], "reward_weights": [0.0]},
