@@ -61,11 +61,12 @@ def table_of(run: str) -> tuple[str, list[str], list[list[str]]]:
             for name, (values, own) in held_out_values(scores, prompts, task.component_weights).items():
                 # A prompt that is there twice has one greedy answer.
                 estimate = cluster_bootstrap_mean(values.tolist(), texts[own].tolist(), config.seed)
-                rows.setdefault(name, {})[mode] = shown(estimate)
+                rows.setdefault(name, {})[mode] = _shown(estimate)
     title = f"{place}, iteration {content['iteration']}: {len(prompts)} held-out prompts, mean and 95 % interval"
     head = ["", "greedy", f"sampled at {config.rollout.temperature:g}"]
     return title, head, [[name, *(own.get(mode, "-") for mode in MODES)] for name, own in rows.items()]
 
 
-def shown(one: Estimate) -> str:
+def _shown(one: Estimate) -> str:
+    """An estimate as a cell of the table."""
     return f"{one.value:.3f}" + ("" if one.low is None else f" [{one.low:.3f}, {one.high:.3f}]")

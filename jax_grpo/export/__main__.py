@@ -136,7 +136,7 @@ def _run_of(source: Path) -> Path | None:
 
 def _evaluation(folder: Path | None) -> str:
     if folder is None:
-        return "None was given. `python -m jax_grpo.evaluate` makes one.\n"
+        return "None was given: `python -m jax_grpo.export --evaluation DIR` puts one here.\n"
     _, body = (folder / "evaluation.md").read_text(encoding="utf-8").split("\n", 1)  # the card has its own title
     return body.replace("\n## ", "\n### ").strip() + "\n"
 
