@@ -85,9 +85,10 @@ def jax_step(config: Config, model: Model, arrays: Arrays, layout: str) -> Array
     return actual | {f"grad/{name}": value for name, value in to_hf(grads, model.architecture).items()}
 
 
-@pytest.mark.default_cases(  # each head and each layout
-    "gemma3_text-pallas-flat", "gpt2-pallas-grouped", "llama_tied-materialised-packed", "qwen3-chunked-packed"
-)
+@pytest.mark.default_cases(  # each family, each head and each layout
+    "llama-materialised-flat", "llama_tied-materialised-packed", "mistral-chunked-flat", "qwen2-chunked-flat",
+    "qwen3-chunked-packed", "gemma3_text-pallas-flat", "gpt2-pallas-grouped",
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("case", "head", "layout"),
     [(case, *way) for case in CASES for way in WAYS],
