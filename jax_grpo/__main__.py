@@ -7,7 +7,10 @@ from jax_grpo.names import COMMANDS, by_name
 # By command: what takes the rest of the words, and what it is for.
 DOORS = {
     "train": ("jax_grpo.train:main", "train a model"),
-    "evaluate": (COMMANDS["evaluate"], "judge a model on held-out positions, or compare two evaluations"),
+    "evaluate": (
+        "jax_grpo.evaluate.__main__:main",
+        "judge a run or a model on what is held out, or compare two evaluations",
+    ),
     "report": ("jax_grpo.report.__main__:main", "one page of a run, or of several"),
     "export": ("jax_grpo.export.__main__:main", "a model for other software"),
     "sft": ("jax_grpo.sft.__main__:main", "a supervised warm start"),

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from test_own_runs import CONFIG, folder, mended  # noqa: F401 - a fixture
 
+from jax_grpo import __main__ as doors
 from jax_grpo import train as training
 from jax_grpo.evaluate import MODES, own_rewards
 from jax_grpo.evaluate.__main__ import main
@@ -59,6 +60,6 @@ def test_a_runs_held_out_prompts_have_the_means_of_its_last_evaluation_and_inter
     with pytest.raises(
         SystemExit, match=r"RUN elsewhere: no checkpoint; expected a run's folder with one in checkpoints"
     ):
-        main(["elsewhere"])
+        doors.main(["evaluate", "elsewhere"])
     with pytest.raises(SystemExit, match="RUN run: expected alone"):
         main(["run", "--seed", "1"])
