@@ -201,18 +201,20 @@ def _end(milestones: "Milestones", params: Any, argv: Sequence[str] | None) -> N
     print("saved:", ", ".join(str(path) for path in [run_dir / "weights", run_dir / "metrics.jsonl", *pictures]))
     completions = config.prompts.per_iteration * config.rollout.group_size
     print(outcome(records, completions, len(evaluator.prompts) if evaluator else 0))
-    print("next:", *_next_commands(config.iterations, run_dir, argv, own), sep="\n    ")
+    print("next:", *_next_commands(trainer, evaluator, argv), sep="\n    ")
 
 
-def _next_commands(iterations: int, run_dir: str | Path, argv: Sequence[str] | None, task: Task) -> list[str]:
-    """What one does with a run of so many iterations: judge it, if its task has suites, look at it, export it, train longer."""
-    folder = shlex.quote(str(run_dir))
-    judged = [f"python -m jax_grpo.evaluate --weights {folder} --out {folder}/evaluation"]
+def _next_commands(trainer: Trainer, evaluator: Evaluator | None, argv: Sequence[str] | None) -> list[str]:
+    """What one does with a run: judge it, if that can be done, look at it, export it, train twice as long."""
+    folder, task = shlex.quote(trainer.config.run_dir), trainer.task
+    judged = [f"python -m jax_grpo.evaluate --weights {folder} --out {folder}/evaluation"] if task.has_suites else []
+    if not judged and evaluator and trainer.identity["task"] is None and trainer.task_policy is None:
+        judged = [f"python -m jax_grpo.evaluate {folder}"]
     return [
-        *(judged if task.has_suites else []),
+        *judged,
         f"python -m jax_grpo.report {folder} --out {folder}/report.html",
         f"python -m jax_grpo.export --weights {folder} --out {folder}/exported",
-        continuing.command(argv, 2 * iterations),
+        continuing.command(argv, 2 * trainer.config.iterations),
     ]
 
 

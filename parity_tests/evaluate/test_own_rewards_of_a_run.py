@@ -22,7 +22,7 @@ def test_a_runs_held_out_prompts_have_the_means_of_its_last_evaluation_and_inter
     (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
     training.main(["--config", "config.yaml", "--evaluation.positions", "9", "--evaluation.source", "held.jsonl"])
     last = read_records(folder / "run" / "metrics.jsonl")[-1]
-    capsys.readouterr()
+    assert "next:\n    python -m jax_grpo.evaluate run\n" in capsys.readouterr().out
     asked = []
     monkeypatch.setattr(
         own_rewards, "cluster_bootstrap_mean", lambda *given: asked.append(given) or cluster_bootstrap_mean(*given)

@@ -16,10 +16,10 @@ from jax_grpo.report.console import COLUMNS, WIDTH, Console
 from jax_grpo.report.records import outcome
 from jax_grpo.system import progress
 from jax_grpo.system.terminal import printable
-from jax_grpo.tasks import make_task
 from jax_grpo.tasks.base import Task
 from jax_grpo.train import _next_commands
 from jax_grpo.train import main as train
+from jax_grpo.trainer import Trainer
 
 METRICS = [metric for _, metric, _, _ in COLUMNS]
 
@@ -106,13 +106,13 @@ def test_the_next_commands_that_a_run_prints_do_what_they_say(tmp_path, monkeypa
     assert "training reward, first 1 -> last 1 of 1 iterations of 4 completions" in reported
     commands = [shlex.split(line) for line in reported.split("next:\n")[1].splitlines()]
     doors = {"jax_grpo.report": report, "jax_grpo.export": export, "jax_grpo.train": train}
-    assert [command[:2] for command in commands] == [["python", "-m"]] * 3, "there is no suite for this task"
+    assert [command[:2] for command in commands] == [["python", "-m"]] * 3, "no suite, and nothing held out"
     for command in commands:
         doors[command[2]](command[3:])
     assert (folder / "report.html").exists() and (folder / "exported" / "config.json").exists()
     assert re.search(
         r"continuing after iteration 1 .*\n(.*\n)*training reward.*of 2 iterations", capsys.readouterr().out
     )
-    chess = load_config("configs/quickstart.yaml")
-    judged = _next_commands(chess.iterations, "runs/q", None, make_task(chess.task))[0]
+    chess = Trainer(load_config("configs/quickstart.yaml", ["--run_dir", "runs/q"]))
+    judged = _next_commands(chess, None, None)[0]
     assert "jax_grpo.evaluate --weights runs/q --out runs/q/evaluation" in judged
