@@ -158,7 +158,7 @@ def trl(arguments: argparse.Namespace) -> None:
         # Quarters of the 128 completions: whole, they took 16 GB here.
         per_device_train_batch_size=32, gradient_accumulation_steps=4, num_generations=8,
         max_completion_length=NEW_TOKENS, temperature=TEMPERATURE,
-        top_k=0, top_p=1.0, beta=0.0, loss_type="dapo", learning_rate=RATE, lr_scheduler_type="constant", warmup_steps=0,
+        top_k=0, top_p=1.0, beta=0.04, loss_type="dapo", learning_rate=RATE, lr_scheduler_type="constant", warmup_steps=0,
         adam_beta1=0.9, adam_beta2=0.999, weight_decay=0.0, max_grad_norm=1.0, max_steps=arguments.steps, disable_dropout=True,
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
