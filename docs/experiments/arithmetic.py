@@ -34,7 +34,7 @@ from jax_grpo.report.records import read_records
 from jax_grpo.rewards import last_number
 from jax_grpo.trainer import Trainer
 
-DATA = Path("configs/arithmetic")
+DATA, CONFIG = Path("configs/arithmetic"), "configs/arithmetic.yaml"
 BASE, NEW_TOKENS, TEMPERATURE, RATE, SEED = "smollm2-135m-instruct", 16, 0.7, 1e-5, 0
 CURVE = "curve.json"  # in TRL's folder
 UNTRAINED = (  # kinds that nothing here trains
@@ -148,18 +148,21 @@ def trl(arguments: argparse.Namespace) -> None:
         def on_step_end(self, *arguments: Any, **_: Any) -> None:
             times.append(times_now())
 
-    folder = weights_directory(BASE)
+    settings, folder = load_config(CONFIG, []), weights_directory(BASE)
+    rollout, update = settings.rollout, settings.update
+    completions, quarters = settings.prompts.per_iteration * rollout.group_size, 4  # 128 at once took 16 GB here
     tokenizer = AutoTokenizer.from_pretrained(folder)
     data = Dataset.from_list(
         [{"prompt": r["messages"], "answer": r["answer"], "digits": r["digits"]} for r in rows("train")]
     )
     config = GRPOConfig(
         output_dir=arguments.out, use_cpu=True, bf16=False, gradient_checkpointing=False, seed=arguments.seed,
-        # Quarters of the 128 completions: whole, they took 16 GB here.
-        per_device_train_batch_size=32, gradient_accumulation_steps=4, num_generations=8,
-        max_completion_length=NEW_TOKENS, temperature=TEMPERATURE,
-        top_k=0, top_p=1.0, beta=0.04, loss_type="dapo", learning_rate=RATE, lr_scheduler_type="constant", warmup_steps=0,
-        adam_beta1=0.9, adam_beta2=0.999, weight_decay=0.0, max_grad_norm=1.0, max_steps=arguments.steps, disable_dropout=True,
+        per_device_train_batch_size=completions // quarters, gradient_accumulation_steps=quarters,
+        num_generations=rollout.group_size, max_completion_length=rollout.max_new_tokens, temperature=rollout.temperature,
+        top_k=0, top_p=1.0, beta=settings.kl.beta, loss_type="dapo", learning_rate=update.learning_rate,
+        lr_scheduler_type=update.schedule, warmup_steps=update.warmup_steps,
+        adam_beta1=update.betas[0], adam_beta2=update.betas[1], weight_decay=update.weight_decay,
+        max_grad_norm=update.max_grad_norm, max_steps=arguments.steps, disable_dropout=True,
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = GRPOTrainer(
@@ -174,7 +177,7 @@ def trl(arguments: argparse.Namespace) -> None:
 
 def ours(arguments: argparse.Namespace) -> None:
     """The iterations of configs/arithmetic.yaml; prints the mean reward and the processor seconds of each step."""
-    trainer = Trainer(load_config("configs/arithmetic.yaml", ["--seed", str(arguments.seed)]))
+    trainer = Trainer(load_config(CONFIG, ["--seed", str(arguments.seed)]))
     rewards, times = [], [times_now()]
     for iteration in range(arguments.steps):
         rewards.append(trainer.iterate(iteration)[0]["reward/right/mean"])
